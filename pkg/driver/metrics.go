@@ -5,6 +5,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +31,7 @@ type metrics struct {
 	repairs  *prometheus.CounterVec
 	retired  prometheus.Counter
 	orphans  prometheus.Gauge
+	left     atomic.Int64 // what orphans tells
 	backends []*backendUse
 }
 
@@ -54,7 +56,7 @@ func newMetrics(version string) *metrics {
 			Name: "csi_node_retired_publishes_total", Help: "Publishes that were ended because their pod was gone.",
 		}),
 		orphans: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "csi_node_orphans", Help: "Devices and mounts of the plugin's making that no intent explained when they were last looked for: at the start, and by `csi-node orphans`.",
+			Name: "csi_node_orphans", Help: "Devices and mounts of the plugin's making that no intent explained when they were last looked for: at the start, by `csi-node orphans`, and, while there are any, by `csi-node status`.",
 		}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
@@ -88,7 +90,10 @@ func (m *metrics) Repair(kind state.PartKind) { m.repairs.WithLabelValues(string
 func (m *metrics) Retire() { m.retired.Inc() }
 
 // Orphans implements reconciler.Metrics.
-func (m *metrics) Orphans(left int) { m.orphans.Set(float64(left)) }
+func (m *metrics) Orphans(left int) {
+	m.left.Store(int64(left))
+	m.orphans.Set(float64(left))
+}
 
 func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := time.Now()

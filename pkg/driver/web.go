@@ -233,9 +233,9 @@ func (p *plugin) probed(bad, probe string, check func(context.Context) error) ht
 // GET looks, POST acts.
 func (p *plugin) statusHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", serve(func(*http.Request) (any, error) {
+	mux.HandleFunc("GET /status", serve(func(req *http.Request) (any, error) {
 		node := p.report(p.reconciler.Reports()...)
-		node.Storage, node.StorageProblems = p.metrics.places(), p.storageProblems()
+		node.Storage, node.StorageProblems, node.Orphans = p.metrics.places(), p.storageProblems(), p.orphansLeft(req.Context())
 		return node, nil
 	}))
 	live, ready := p.probes()
@@ -302,6 +302,20 @@ func (p *plugin) explain(ctx context.Context, id string) (report.Volume, error) 
 // placesWait is how long a report waits for the measurement of a backend, and for the
 // checks of all: a disk that hangs must not hold it up.
 const placesWait = 200 * time.Millisecond
+
+// orphansLeft returns how many orphans there are: if the last search left any, those of a new
+// one, unless that does not end in time. A search looks at every device, and a node without
+// any at its start has none later.
+func (p *plugin) orphansLeft(ctx context.Context) int {
+	if p.metrics.left.Load() > 0 {
+		ctx, stop := context.WithTimeout(ctx, placesWait)
+		defer stop()
+		if _, err := p.reconciler.Orphans(ctx, false); err != nil {
+			klog.FromContext(ctx).V(4).Info("How many orphans there are is told as of the last search", "err", err)
+		}
+	}
+	return int(p.metrics.left.Load())
+}
 
 // report is the answer about volumes of this node.
 func (p *plugin) report(volumes ...report.Volume) report.Node {

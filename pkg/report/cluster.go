@@ -123,6 +123,9 @@ func (c Cluster) foot(text *strings.Builder, width int) {
 		for _, problem := range n.StorageProblems {
 			write(text, "", fmt.Sprintf("Node %s: storage: %s", n.Name, problem.tell()), width)
 		}
+		if n.Orphans > 0 {
+			write(text, "", fmt.Sprintf("Node %s: %s", n.Name, n.tellOrphans("kubectl csi-node")), width)
+		}
 	}
 	for _, s := range c.StaleRoom {
 		write(text, "", s.tell(), width)

@@ -42,6 +42,7 @@ Node c: kubelet has not asked at /s yet: is it running, and is this its plugins_
 		"No volume is known.\nNode b could not":                                       {Nodes: c.Nodes[1:2]},
 		"No volume is asked of these nodes.\n":                                        {Nodes: []NodeOf{{Node: Node{Running: true}}, {Node: Node{Running: true}}}},
 		"No volume is asked of this node.\n":                                          {Nodes: []NodeOf{{Node: Node{Running: true}}}},
+		"No volume is asked of this node.\nNode a: Volumes that are attached or mounted, and that no record explains: 3. `kubectl csi-node orphans` lists": {Nodes: []NodeOf{{Name: "a", Node: Node{Running: true, Orphans: 3}}}},
 	} {
 		text.Reset()
 		if err := c.Print(&text); err != nil || !strings.HasPrefix(text.String(), want) {

@@ -25,6 +25,9 @@ type Node struct {
 	Storage []Place `json:"storage,omitempty"`
 	// StorageProblems is what is wrong with them.
 	StorageProblems []StorageProblem `json:"storageProblems,omitempty"`
+	// Orphans are devices and mounts that the plugin made and that no record explains, such as
+	// after the loss of the store: of volumes that pods may use.
+	Orphans int `json:"orphans,omitempty"`
 
 	left int // how many volumes a filter left out
 }
@@ -68,7 +71,14 @@ func (n Node) Told() []string {
 	for _, problem := range n.StorageProblems {
 		all = append(all, "Storage: "+problem.tell())
 	}
+	if n.Orphans > 0 {
+		all = append(all, n.tellOrphans("csi-node"))
+	}
 	return all
+}
+
+func (n Node) tellOrphans(program string) string {
+	return fmt.Sprintf("Volumes that are attached or mounted, and that no record explains: %d. `%s orphans` lists them.", n.Orphans, program)
 }
 
 // WithoutAges returns the report without the ages, which change even while nothing happens.

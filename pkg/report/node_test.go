@@ -59,6 +59,7 @@ v2      size                          4096 bytes  unseen   0s
 			"refused": {Node{Running: true, Registration: &Registration{Error: "no answer", Since: past}}, "The plugin is not registered with kubelet, as of 1s ago: no answer\nNo volume is asked of this node.\n"},
 			"storage": {Node{Running: true, StorageProblems: []StorageProblem{{PoolUnusable, "the pool /p is away"}, {PoolFull, "vg0 is full\nvg1 is full"}}},
 				"Storage: PoolUnusable: the pool /p is away\nStorage: PoolFull: vg0 is full; vg1 is full\nNo volume is asked of this node.\n"},
+			"orphans":    {Node{Running: true, Orphans: 2}, "Volumes that are attached or mounted, and that no record explains: 2. `csi-node orphans` lists them.\nNo volume is asked of this node.\n"},
 			"registered": {Node{Running: true, Registration: &Registration{Registered: true, Since: past}}, "Registered with kubelet 1s ago.\nNo volume is asked of this node.\n"},
 			"idle":       {Node{Running: true}, "No volume is asked of this node.\n"},
 			"a refusal": {Node{Running: true, Refusals: []Refusal{{Volume: "v", Call: "NodeStageVolume", Code: "InvalidArgument", Error: "bad flag", Since: past, At: past, Times: 1}}},

@@ -103,6 +103,14 @@ func TestOrphansStayWhileInUse(t *testing.T) {
 	p.Start(harness.Options{Flags: []string{"--http-endpoint", address}})
 	harness.Eventually(t, "the idle device of a file system is gone", func() bool { return len(idle.Devices()) == 0 })
 	harness.Eventually(t, "the others are counted", func() bool { return harness.Metrics(t, address)["csi_node_orphans"] == 4 })
+	counted := func() (n int) {
+		var node report.Node
+		typed(t, p, "csi-node status", &node)
+		return node.Orphans
+	}
+	if n := counted(); n != 4 {
+		t.Errorf("status tells of %d orphans", n)
+	}
 
 	list := func(line string) map[string]reconciler.Orphan {
 		var found []reconciler.Orphan
@@ -141,6 +149,9 @@ func TestOrphansStayWhileInUse(t *testing.T) {
 		must(t, v.Delete(ctx))
 	}
 	mustHaveNoRecord(t, p)
+	if n := counted(); n != 0 {
+		t.Errorf("at the end status tells of %d orphans", n)
+	}
 	if found := list("csi-node orphans"); len(found) != 0 {
 		t.Errorf("at the end: %+v", found)
 	}
