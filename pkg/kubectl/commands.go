@@ -163,6 +163,12 @@ are, the fullest first.`,
 				for _, f := range fills {
 					fmt.Fprintf(out, "%s\t%s\t%.0f%%\t%s\n", called[f.Pod], f.Name, 100*f.Used, f.Text)
 				}
+				for _, n := range all.Nodes {
+					measured := slices.ContainsFunc(fills, func(f report.FillOf) bool { return f.Pod == n.Pod })
+					if !measured && len(n.StorageProblems) > 0 { // such as without its pool
+						fmt.Fprintf(out, "%s\t-\t-\t%s, as `kubectl csi-node status` tells\n", called[n.Pod], n.StorageProblems[0].Reason)
+					}
+				}
 			}), all.Err())
 		},
 	}

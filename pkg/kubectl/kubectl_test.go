@@ -78,7 +78,8 @@ case "$*" in
 *"exec --namespace=csi-node plugin-c "*)
 	if [ -e "$FAKE/ended" ]; then echo 'error: unable to upgrade connection: container not found ("csi-node")' >&2; exit 1; fi
 	case "$*" in
-	*status*) echo '{"running":true,"driver":"y","volumes":[],"refusals":[{"volume":"vol-2","call":"NodeStageVolume","code":"InvalidArgument","error":"bad"}]}' ;;
+	*status*) if [ -e "$FAKE/away" ]; then echo '{"running":true,"storage":[{"backend":"pool"}],"storageProblems":[{"reason":"PoolUnusable","message":"the pool is away"}]}'; exit; fi
+		echo '{"running":true,"driver":"y","volumes":[],"refusals":[{"volume":"vol-2","call":"NodeStageVolume","code":"InvalidArgument","error":"bad"}]}' ;;
 	*explain*) echo "there is no such volume" >&2; exit 1 ;;
 	*) echo "c says: $*" ;;
 	esac ;;
@@ -263,6 +264,11 @@ func TestTop(t *testing.T) {
 	const want = "NODE  STORAGE  USED  ROOM\nb     pool     75%   1Ki of 4Ki free\na     pool     25%   3Ki of 4Ki free\n"
 	if out, _, err := run(t, "top"); err != nil || out != want {
 		t.Errorf("prints (%v)\n%s", err, out)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "away"), nil, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.NewReplacer("evicted", "plugin-c", "Failed", "Running").Replace(pods)), 0o600))
+	if out, _, err := run(t, "top"); err != nil || !strings.HasSuffix(out, "\nc     -        -     PoolUnusable, as `kubectl csi-node status` tells\n") {
+		t.Errorf("with a node whose pool is away prints (%v)\n%s", err, out)
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "silent"), nil, 0o600))
 	if out, _, err := run(t, "top", "-o", "json"); err == nil || !strings.Contains(out, `"node": "a"`) || strings.Contains(out, `"node": "b"`) {
