@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,8 +57,7 @@ func printOrphans(out io.Writer, found []reconciler.Orphan) {
 		fmt.Fprintln(out, "No orphans: an intent explains every device and mount of the plugin's.")
 		return
 	}
-	fmt.Fprintln(out, "VOLUME\tDEVICE\tMOUNTED AT\tSTATE")
-	for _, o := range found {
+	for _, o := range found { // no table: paths of kubelet are longer than a line
 		state := "stays: " + o.Kept
 		switch {
 		case o.Cleaned:
@@ -67,6 +65,10 @@ func printOrphans(out io.Writer, found []reconciler.Orphan) {
 		case o.Kept == "":
 			state = "nobody uses it now: `csi-node orphans --clean` detaches it"
 		}
-		fmt.Fprintf(out, "%s\t%s\t%s\t%s\n", cmp.Or(o.Volume, "unknown"), o.Device, strings.Join(o.Paths, ", "), state)
+		fmt.Fprintf(out, "%s on %s\n", cmp.Or(o.Volume, "an unknown volume"), o.Device)
+		for _, path := range o.Paths {
+			fmt.Fprintf(out, "    mounted at %s\n", path)
+		}
+		fmt.Fprintf(out, "    %s\n", state)
 	}
 }

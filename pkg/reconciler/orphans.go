@@ -192,7 +192,7 @@ func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state
 			o.Kept = "its volume is gone from the " + a.backend + "; once you know why, `losetup -d " + o.Device + "` detaches it"
 		}
 	case len(o.Paths) > 0:
-		o.Kept = "it is mounted: NodePublishVolume takes it over, NodeUnpublishVolume and NodeUnstageVolume end it"
+		o.Kept = "it is mounted: NodePublishVolume takes it over, for which a restart of kubelet asks; NodeUnpublishVolume and NodeUnstageVolume end it"
 	}
 	return o, true
 }

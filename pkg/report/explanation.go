@@ -296,7 +296,7 @@ const longStep = 30 * time.Second
 func (v Volume) helpSentences(explanation Explanation) []string {
 	var all []string
 	if len(v.Parts) == 0 && v.holds() {
-		all = append(all, "`csi-node orphans --clean` detaches the device, unless somebody uses it.")
+		all = append(all, "If pods use it, restart kubelet, which asks for it again: `csi-node orphans` tells where it is mounted. `csi-node orphans --clean` detaches the device, unless somebody uses it.")
 	}
 	if r := v.Running; r != nil && v.Made.Sub(r.Since) > longStep && r.Progress == "" {
 		all = append(all, "Look into the kernel's log (dmesg) for errors of the disk: a step that waits for a dead disk ends only when the disk answers. Other volumes are not held up.")
