@@ -176,7 +176,7 @@ func (w *watcher) shown(nodes []report.NodeOf) []node {
 		n := node{Name: of.Name, Pod: of.Pod, Error: of.Error, Driver: of.Driver, Version: of.Version, Places: of.Storage, Volumes: []volume{}}
 		if of.Error == "" {
 			n.Told = of.Told()
-			n.Wrong = !of.Running || of.Registration != nil && !of.Registration.Registered || len(of.StorageProblems) > 0
+			n.Wrong = !of.Running || of.Registration != nil && !of.Registration.Registered || len(of.StorageProblems) > 0 || of.Orphans > 0
 		}
 		for _, place := range of.Storage {
 			n.Fills = append(n.Fills, place.Fills()...)

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/csi-node/csi-node/pkg/report"
 )
 
 // The nodes are read while a page is open, as often as the source says, and once for all
@@ -55,4 +57,23 @@ func TestNodesAreReadWhileAPageIsOpen(t *testing.T) {
 		end()
 		<-ended
 	})
+}
+
+// What is wrong with a node is shown at once, and not among what more there is.
+func TestWrongNodes(t *testing.T) {
+	w := &watcher{}
+	for title, test := range map[string]struct {
+		node  report.Node
+		wrong bool
+	}{
+		"well":           {report.Node{Running: true, Registration: &report.Registration{Registered: true}}, false},
+		"down":           {report.Node{}, true},
+		"not registered": {report.Node{Running: true, Registration: &report.Registration{}}, true},
+		"no pool":        {report.Node{Running: true, StorageProblems: []report.StorageProblem{{Reason: report.PoolUnusable}}}, true},
+		"no records":     {report.Node{Running: true, Orphans: 1}, true},
+	} {
+		if got := w.shown([]report.NodeOf{{Name: "n", Node: test.node}})[0]; got.Wrong != test.wrong || len(got.Told) != 1 {
+			t.Errorf("%s: %+v", title, got)
+		}
+	}
 }

@@ -31,6 +31,7 @@ var foreign = map[string]string{
 	"insufficient quota to match these scopes":         "k8s.io/apiserver/pkg/admission/plugin/resourcequota/controller.go",
 	"Waiting for a volume to be created":               "pkg/controller/volume/persistentvolume/pv_controller.go",
 	"waiting for first consumer":                       "pkg/controller/volume/persistentvolume/pv_controller.go",
+	"no CSIDriver object":                              "pkg/volume/csi/csi_plugin.go",
 	"did not have enough free storage":                 "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go; test/e2e asks for it",
 	"didn't find available persistent volumes to bind": "pkg/scheduler/framework/plugins/volumebinding/volume_binding.go",
 	"violates PodSecurity":                             "k8s.io/pod-security-admission/admission/admission.go",
