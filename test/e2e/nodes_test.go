@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -32,7 +34,7 @@ func TestNodes(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		run  func(s *space, two *node)
-	}{{"Room", testRoom}, {"Drained", testDrained}, {"Lost", testLost}, {"Excluded", testExcluded}} {
+	}{{"Room", testRoom}, {"Drained", testDrained}, {"Lost", testLost}, {"Away", testAway}, {"Excluded", testExcluded}} {
 		t.Run(test.name, func(t *testing.T) { test.run(newSpace(t), two) })
 	}
 }
@@ -178,6 +180,38 @@ func testLost(s *space, two *node) {
 		s.Errorf("something fails:\n%s", told)
 	}
 	s.remove("statefulset/set")
+}
+
+// testAway: a plugin that starts without its pool tells no room, so that no pod is sent there. When the pool is back, all
+// goes on.
+func testAway(s *space, two *node) {
+	pool := filepath.Join(two.root(), "var/lib/csi-node/pool")
+	if err := os.Rename(pool, pool+".away"); err != nil {
+		s.Fatal(err)
+	}
+	back := func() error { return os.Rename(pool+".away", pool) }
+	s.Cleanup(func() {
+		if s.Failed() {
+			_ = back()
+		}
+	})
+	kubectl(s, "delete", "--namespace=csi-node", "pods", "--selector=app.kubernetes.io/name=csi-node", "--field-selector=spec.nodeName="+two.name)
+	await(s, "no room", func() error {
+		told := kubectl(s, "get", "--namespace=csi-node", "csistoragecapacities", "--output=jsonpath={.items[*].capacity}",
+			"--selector=csi.storage.k8s.io/managed-by=external-provisioner-"+two.name)
+		if told == "" || strings.Trim(told, "0 ") != "" {
+			return fmt.Errorf("the room of the classes is %q", told)
+		}
+		return nil
+	})
+	s.apply(claim("data", "csi-node-local", "320Mi"), pod("pod", "data", idle, "nodeSelector: {kubernetes.io/hostname: "+two.name+"}"))
+	s.event("pod", "did not have enough free storage")
+	if err := back(); err != nil {
+		s.Fatal(err)
+	}
+	s.ready("pod")
+	deployed(s)
+	s.remove("pod/pod", "persistentvolumeclaim/data")
 }
 
 // testExcluded: a node that is excluded looks as if it had room, until what docs/install.md says is done; then pods are
