@@ -28,19 +28,13 @@ func (b *Devices) FindView(ctx context.Context, over state.Device) (state.Device
 // AttachView attaches a read-only device over a device, with sectors of the same
 // size, or reclaims the one that is there. One that has fewer bytes than its device
 // has grows.
-func (b *Devices) AttachView(ctx context.Context, over state.Device) error {
+func (b *Devices) AttachView(ctx context.Context, over state.Device) (err error) {
 	done, err := b.turns.Lock(ctx, over.Number.String())
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := b.attachView(ctx, over); err != nil {
-		return fmt.Errorf("view of %s: attach: %w", over.Path, err)
-	}
-	return nil
-}
-
-func (b *Devices) attachView(ctx context.Context, over state.Device) (err error) {
+	defer state.Wrap(&err, "view of %s: attach", over.Path)
 	target := loop.ViewOf(over.Number)
 	d, err := b.loops.Current(ctx, target)
 	if err != nil {
@@ -91,14 +85,12 @@ func openBacking(over state.Device) (*os.File, error) {
 
 // DetachView detaches the view of a device; nil means that it was seen to be gone.
 // A view that is mounted or claimed stays.
-func (b *Devices) DetachView(ctx context.Context, over state.Device) error {
+func (b *Devices) DetachView(ctx context.Context, over state.Device) (err error) {
 	done, err := b.turns.Lock(ctx, over.Number.String())
 	if err != nil {
 		return err
 	}
 	defer done()
-	if err := b.loops.Detach(ctx, loop.ViewOf(over.Number)); err != nil {
-		return fmt.Errorf("view of %s: detach: %w", over.Path, err)
-	}
-	return nil
+	defer state.Wrap(&err, "view of %s: detach", over.Path)
+	return b.loops.Detach(ctx, loop.ViewOf(over.Number))
 }

@@ -2,7 +2,6 @@ package filesystem
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -14,14 +13,8 @@ import (
 //
 // FailedPrecondition: a human must look, or the device is read-only.
 // InvalidArgument: the type is not of Types. Other errors have no class.
-func (h *Host) Check(ctx context.Context, facts state.Device, fsType string) error {
-	if err := h.check(ctx, facts, fsType); err != nil {
-		return fmt.Errorf("check the %s on %s: %w", fsType, facts.Path, err)
-	}
-	return nil
-}
-
-func (h *Host) check(ctx context.Context, facts state.Device, fsType string) error {
+func (h *Host) Check(ctx context.Context, facts state.Device, fsType string) (err error) {
+	defer state.Wrap(&err, "check the %s on %s", fsType, facts.Path)
 	k, err := h.kind(fsType)
 	if err != nil {
 		return err

@@ -22,19 +22,16 @@ import (
 // FailedPrecondition: the device is not blank, or there is more than ProveLimit
 // to read. Unavailable: it cannot be read. A device that somebody else holds is an error
 // without a class.
-func (h *Host) Prove(ctx context.Context, facts state.Device) error {
-	err := unstamp(ctx, facts)
-	var d *device
-	if err == nil {
-		d, err = open(facts, 0)
+func (h *Host) Prove(ctx context.Context, facts state.Device) (err error) {
+	defer state.Wrap(&err, "prove %s blank", facts.Path)
+	if err := unstamp(ctx, facts); err != nil {
+		return err
 	}
-	if err == nil {
-		err = errors.Join(h.prove(ctx, d), d.Close())
-	}
+	d, err := open(facts, 0)
 	if err != nil {
-		return fmt.Errorf("prove %s blank: %w", facts.Path, err)
+		return err
 	}
-	return nil
+	return errors.Join(h.prove(ctx, d), d.Close())
 }
 
 func (h *Host) prove(ctx context.Context, d *device) error {
@@ -68,14 +65,8 @@ func (h *Host) Format(ctx context.Context, facts state.Device, fsType string) er
 // FormatAfter is Format, and calls last when the device was proved blank, right before mkfs.
 // last returns the UUID of the file system to make, which is as mkfs wants it if it is "" or
 // the type is btrfs. Its error is that of FormatAfter.
-func (h *Host) FormatAfter(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (uuid string, err error)) error {
-	if err := h.format(ctx, facts, fsType, last); err != nil {
-		return fmt.Errorf("format %s as %s: %w", facts.Path, fsType, err)
-	}
-	return nil
-}
-
-func (h *Host) format(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (string, error)) error {
+func (h *Host) FormatAfter(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (uuid string, err error)) (err error) {
+	defer state.Wrap(&err, "format %s as %s", facts.Path, fsType)
 	k, err := h.kind(fsType)
 	if err != nil {
 		return err

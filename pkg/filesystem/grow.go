@@ -17,14 +17,8 @@ import (
 // FailedPrecondition: this kind cannot grow as things are (Contents.GrowsMounted
 // and GrowsUnmounted tell beforehand), or the device is read-only.
 // InvalidArgument: the type is not of Types. Other errors have no class.
-func (h *Host) Grow(ctx context.Context, facts state.Device, fsType, mountpoint string) error {
-	if err := h.grow(ctx, facts, fsType, mountpoint); err != nil {
-		return fmt.Errorf("grow the %s on %s: %w", fsType, facts.Path, err)
-	}
-	return nil
-}
-
-func (h *Host) grow(ctx context.Context, facts state.Device, fsType, mountpoint string) error {
+func (h *Host) Grow(ctx context.Context, facts state.Device, fsType, mountpoint string) (err error) {
+	defer state.Wrap(&err, "grow the %s on %s", fsType, facts.Path)
 	k, err := h.kind(fsType)
 	if err != nil {
 		return err

@@ -32,8 +32,9 @@ func stampOf(uuid string) []byte {
 //
 // state.Unwritten: it does not keep what is written, or was not blank. After any other error
 // it may have all of the stamp, a part of it, or nothing of it.
-func (h *Host) Try(ctx context.Context, facts state.Device, uuid string) error {
-	err := pastCache(ctx, facts, func(d *stamped) error {
+func (h *Host) Try(ctx context.Context, facts state.Device, uuid string) (err error) {
+	defer state.Wrap(&err, "try whether %s keeps what is written to it", facts.Path)
+	err = pastCache(ctx, facts, func(d *stamped) error {
 		if err := d.expect(make([]byte, stampBytes)); err != nil {
 			return err
 		}
@@ -47,13 +48,10 @@ func (h *Host) Try(ctx context.Context, facts state.Device, uuid string) error {
 		}
 		return nil
 	})
-	if err == nil {
-		err = h.refuseUnlessUnknown(facts)
-	}
 	if err != nil {
-		return fmt.Errorf("try whether %s keeps what is written to it: %w", facts.Path, err)
+		return err
 	}
-	return nil
+	return h.refuseUnlessUnknown(facts)
 }
 
 // refuseUnlessUnknown returns state.Unwritten if anything is recognised on the disk: one that
@@ -75,21 +73,18 @@ func (h *Host) refuseUnlessUnknown(facts state.Device) error {
 }
 
 // unstamp makes a stamp zero that a trial has left on a device (Device.Trial), and nothing else.
-func unstamp(ctx context.Context, facts state.Device) error {
+func unstamp(ctx context.Context, facts state.Device) (err error) {
 	if facts.Trial == "" {
 		return nil
 	}
-	err := pastCache(ctx, facts, func(d *stamped) error {
+	defer state.Wrap(&err, "take the stamp of an earlier trial away")
+	return pastCache(ctx, facts, func(d *stamped) error {
 		found, err := d.get()
 		if err != nil || !hasStamp(found, facts.Trial) {
 			return err
 		}
 		return d.put(make([]byte, stampBytes))
 	})
-	if err != nil {
-		return fmt.Errorf("take the stamp of an earlier trial away: %w", err)
-	}
-	return nil
 }
 
 // stamped is a device whose first bytes are read and written past the page cache.

@@ -36,7 +36,7 @@ func (h *Host) BindDevice(ctx context.Context, device state.Device, target strin
 }
 
 func (h *Host) bindMount(ctx context.Context, source string, device state.DeviceNumber, target string, flags state.Flags, mode createMode) (err error) {
-	defer wrap(&err, "bind %s at %s", source, target)
+	defer state.Wrap(&err, "bind %s at %s", source, target)
 	p, err := h.beginBind(ctx, target)
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (h *Host) bindMount(ctx context.Context, source string, device state.Device
 }
 
 func (h *Host) bindDevice(ctx context.Context, device state.Device, target string, mode createMode) (err error) {
-	defer wrap(&err, "bind %s at %s", device.Path, target)
+	defer state.Wrap(&err, "bind %s at %s", device.Path, target)
 	p, err := h.beginBind(ctx, target)
 	if err != nil {
 		return err

@@ -38,7 +38,7 @@ func (h *Host) MountDevice(ctx context.Context, device state.Device, path, fsTyp
 }
 
 func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsType string, flags state.Flags, readOnly bool, mode createMode) (err error) {
-	defer wrap(&err, "mount %s of %s at %s", fsType, device.Path, path)
+	defer state.Wrap(&err, "mount %s of %s at %s", fsType, device.Path, path)
 	if err := ctx.Err(); err != nil {
 		return err
 	}

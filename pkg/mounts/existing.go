@@ -2,7 +2,6 @@ package mounts
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -41,11 +40,4 @@ func (e Existing) BindMount(ctx context.Context, source string, device state.Dev
 // BindDevice is that of a Host.
 func (e Existing) BindDevice(ctx context.Context, device state.Device, target string) error {
 	return e.host.bindDevice(ctx, device, target, mustExist)
-}
-
-// wrap puts what was tried before an error.
-func wrap(err *error, format string, args ...any) {
-	if *err != nil {
-		*err = fmt.Errorf(format+": %w", append(args, *err)...)
-	}
 }

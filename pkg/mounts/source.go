@@ -20,7 +20,7 @@ func (h *Host) MountSource(ctx context.Context, source state.Source, path string
 }
 
 func (h *Host) mountSource(ctx context.Context, source state.Source, path string, flags state.Flags, mode createMode) (err error) {
-	defer wrap(&err, "mount %s of %s at %s", source.FSType, source.Source, path)
+	defer state.Wrap(&err, "mount %s of %s at %s", source.FSType, source.Source, path)
 	if source.Deadline > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, source.Deadline)

@@ -76,6 +76,15 @@ type Unwritten struct{ Err error }
 func (e *Unwritten) Error() string { return e.Err.Error() }
 func (e *Unwritten) Unwrap() error { return e.Err }
 
+// Wrap puts what was being done before an error, if there is one. It is to be deferred:
+//
+//	defer state.Wrap(&err, "volume %s: attach", id)
+func Wrap(err *error, format string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf(format+": %w", append(args, *err)...)
+	}
+}
+
 // InVolume adds the volume, and what was done with it, to an error: "volume v: doing:
 // …". A volume that err begins with is not named twice.
 func InVolume(id, doing string, err error) error {

@@ -77,11 +77,7 @@ func (l *Layer) stamped(lower state.Device, fresh bool) error {
 // withHeader calls do with the header of an element while nobody else of the plugin
 // works on that. The element stays open, so that it remains the one that is meant.
 func (l *Layer) withHeader(ctx context.Context, what string, lower state.Device, v devices.Volume, do func(header) error) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("volume %s: %s: %w", v.ID, what, err)
-		}
-	}()
+	defer state.Wrap(&err, "volume %s: %s", v.ID, what)
 	unlock, err := l.headers.Lock(ctx, lower.Number.String())
 	if err != nil {
 		return err

@@ -27,14 +27,8 @@ import (
 // FailedPrecondition: it is held in the other mode, or its thin pool would show it what
 // others have written, or the group of that name is another one, or the metadata of the group
 // says of a volume that was used that it was not. ErrNoDevice: its group is not on this node.
-func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
-	if err := b.attach(ctx, v, readOnly); err != nil {
-		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
-	}
-	return nil
-}
-
-func (b *Backend) attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) (err error) {
+	defer state.Wrap(&err, "volume %s: attach", v.ID)
 	at, done, err := b.locateAlone(ctx, v)
 	if err != nil {
 		return err
@@ -157,23 +151,17 @@ func setReadOnly(ctx context.Context, d *mapper.Device, readOnly bool) (err erro
 
 // Detach deactivates the volume. It needs the id alone, and where LVM cannot read the
 // group, such as when its disks are gone, it has the device mapper remove the device.
-func (b *Backend) Detach(ctx context.Context, v devices.Volume) error {
+func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 	id, own, err := parseID(v.ID)
 	if err != nil || !own {
 		return err
 	}
+	defer state.Wrap(&err, "volume %s: detach", v.ID)
 	done, err := b.volumes.Lock(ctx, v.ID)
-	if err == nil {
-		err = b.detach(ctx, id)
-		done()
-	}
 	if err != nil {
-		return fmt.Errorf("volume %s: detach: %w", v.ID, err)
+		return err
 	}
-	return nil
-}
-
-func (b *Backend) detach(ctx context.Context, id volumeID) error {
+	defer done()
 	d, group, err := b.active(id)
 	if err != nil || d == nil {
 		return err
@@ -213,18 +201,18 @@ func (b *Backend) deactivate(ctx context.Context, group, lv string) error {
 			return err
 		})
 	}
-	if d, lookErr := mapper.Find(device); lookErr == nil && d == nil {
+	switch d, lookErr := mapper.Find(device); {
+	case lookErr == nil && d == nil:
 		return nil
-	} else if ctx.Err() != nil {
+	case ctx.Err() != nil:
 		return ctx.Err()
-	} else if lookErr == nil && d.Opens == 0 {
-		klog.FromContext(ctx).Error(err, "LVM does not deactivate a logical volume that nobody has open: its device is removed without LVM", "group", group, "logicalVolume", lv)
-		return removeDevices(device)
-	} else if lookErr == nil {
-		return errors.Join(err, fmt.Errorf("%s is open: %s", device, process.Openers(ctx, d.Number)))
-	} else {
+	case lookErr != nil:
 		return errors.Join(err, lookErr)
+	case d.Opens > 0:
+		return errors.Join(err, fmt.Errorf("%s is open: %s", device, process.Openers(ctx, d.Number)))
 	}
+	klog.FromContext(ctx).Error(err, "LVM does not deactivate a logical volume that nobody has open: its device is removed without LVM", "group", group, "logicalVolume", lv)
+	return removeDevices(device)
 }
 
 // removeDevices removes a device, and those of the legs of a mirror, from the device mapper.

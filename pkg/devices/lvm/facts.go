@@ -3,7 +3,6 @@ package lvm
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -48,31 +47,27 @@ func (b *Backend) BeginRaw(ctx context.Context, v devices.Volume) error {
 
 // edit changes the tags of a volume, durably, by a report of now; change gets those that were
 // known before, too.
-func (b *Backend) edit(ctx context.Context, v devices.Volume, step string, change func(was tags, t *tags) error) error {
+func (b *Backend) edit(ctx context.Context, v devices.Volume, step string, change func(was tags, t *tags) error) (err error) {
+	defer state.Wrap(&err, "volume %s: %s", v.ID, step)
 	at, err := b.locate(ctx, v)
-	was := at.volume.tags
-	if err == nil {
-		at, err = b.lookAgain(ctx, at)
-	}
-	if err == nil {
-		err = b.retag(ctx, at, func(t *tags) error { return change(was, t) })
-	}
 	if err != nil {
-		return fmt.Errorf("volume %s: %s: %w", v.ID, step, err)
+		return err
 	}
-	return nil
+	was := at.volume.tags
+	if at, err = b.lookAgain(ctx, at); err != nil {
+		return err
+	}
+	return b.retag(ctx, at, func(t *tags) error { return change(was, t) })
 }
 
 // Unused returns FailedPrecondition while the volume is active. NotFound: no such volume.
-func (b *Backend) Unused(ctx context.Context, v devices.Volume) error {
+func (b *Backend) Unused(ctx context.Context, v devices.Volume) (err error) {
+	defer state.Wrap(&err, "volume %s", v.ID)
 	at, err := b.locate(ctx, v)
-	if err == nil {
-		err = at.unused()
-	}
 	if err != nil {
-		return fmt.Errorf("volume %s: %w", v.ID, err)
+		return err
 	}
-	return nil
+	return at.unused()
 }
 
 func (p place) unused() error {
@@ -84,14 +79,8 @@ func (p place) unused() error {
 }
 
 // Clear makes every byte of an unused volume zero, and forgets what it was used for.
-func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
-	if err := b.clear(ctx, v); err != nil {
-		return fmt.Errorf("volume %s: clear: %w", v.ID, err)
-	}
-	return nil
-}
-
-func (b *Backend) clear(ctx context.Context, v devices.Volume) error {
+func (b *Backend) Clear(ctx context.Context, v devices.Volume) (err error) {
+	defer state.Wrap(&err, "volume %s: clear", v.ID)
 	at, done, err := b.locateAlone(ctx, v)
 	if err != nil {
 		return err

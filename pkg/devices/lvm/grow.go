@@ -22,14 +22,8 @@ const growthPrefix = "Growth-"
 // If it is interrupted, what was zeroed is free again (mend).
 //
 // ResourceExhausted: there is no room, or a thin pool could fill.
-func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
-	if err := b.grow(ctx, v, bytes); err != nil {
-		return fmt.Errorf("volume %s: grow: %w", v.ID, err)
-	}
-	return nil
-}
-
-func (b *Backend) grow(ctx context.Context, v devices.Volume, bytes int64) error {
+func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) (err error) {
+	defer state.Wrap(&err, "volume %s: grow", v.ID)
 	at, done, err := b.locateAlone(ctx, v)
 	if err != nil {
 		return err
@@ -83,9 +77,7 @@ func (b *Backend) roomFor(ctx context.Context, at place, extents int64) (paths [
 		}
 		return paths, r.takeOn(paths, extents)
 	}
-	c := class{group: at.group, pool: at.volume.pool, overcommit: at.volume.tags.overcommitOrNone()}
-	c.layout = at.volume.layout
-	return r.emptiest(c.layout.legs()), r.take(c, extents*r.extent)
+	return r.emptiest(at.volume.layout.legs()), r.take(r.class(at.volume), extents*r.extent)
 }
 
 // extend adds extents to a volume, those in the ranges if there are any. The layout stays. The caller has

@@ -22,15 +22,8 @@ func (b *Backend) CheckParameters(parameters map[string]string) (map[string]stri
 
 // CreateVolume makes a logical volume, with its tags in the same change of the group, and
 // does not activate it.
-func (b *Backend) CreateVolume(ctx context.Context, r devices.CreateRequest) (devices.Provisioned, error) {
-	have, err := b.create(ctx, r)
-	if err != nil {
-		return devices.Provisioned{}, fmt.Errorf("volume %s: create: %w", r.Name, err)
-	}
-	return have, nil
-}
-
-func (b *Backend) create(ctx context.Context, r devices.CreateRequest) (devices.Provisioned, error) {
+func (b *Backend) CreateVolume(ctx context.Context, r devices.CreateRequest) (made devices.Provisioned, err error) {
+	defer state.Wrap(&err, "volume %s: create", r.Name)
 	c, err := b.parse(r.Parameters)
 	if err != nil {
 		return devices.Provisioned{}, err
@@ -148,29 +141,27 @@ func tagged(arguments []string, t tags) []string {
 	return arguments
 }
 
+// class returns what was asked for when a volume was made, as it is now.
+func (r *report) class(v logical) class {
+	return class{group: r.name, pool: v.pool, overcommit: v.tags.overcommitOrNone(), layout: v.layout}
+}
+
 // provisioned describes a volume as package devices asks for it.
 func (r *report) provisioned(v logical) devices.Provisioned {
-	c := class{group: r.name, pool: v.pool, overcommit: v.tags.overcommitOrNone(), layout: v.layout}
 	volumeContext := map[string]string{groupKey: r.name}
 	maps.Copy(volumeContext, v.tags.layers)
 	return devices.Provisioned{
 		ID: volumeID{r.uuid, v.name}.String(), Name: v.tags.name, Bytes: v.bytes,
 		Use:        devices.Use{Block: v.tags.fsType == "", FSType: v.tags.fsType},
-		Parameters: c.parameters(),
+		Parameters: r.class(v).parameters(),
 		Context:    volumeContext,
 	}
 }
 
 // DeleteVolume removes the logical volume. Unavailable: its group is not on this node, so
 // that its data is still on some disk. FailedPrecondition: it is attached.
-func (b *Backend) DeleteVolume(ctx context.Context, v devices.Volume) error {
-	if err := b.delete(ctx, v); err != nil {
-		return fmt.Errorf("volume %s: delete: %w", v.ID, err)
-	}
-	return nil
-}
-
-func (b *Backend) delete(ctx context.Context, v devices.Volume) error {
+func (b *Backend) DeleteVolume(ctx context.Context, v devices.Volume) (err error) {
+	defer state.Wrap(&err, "volume %s: delete", v.ID)
 	at, done, err := b.locateAlone(ctx, v)
 	if state.ClassOf(err) == state.NotFound {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -114,8 +115,8 @@ func parseReport(text []byte) (*report, error) {
 
 // add adds a row of the logical volumes.
 func (r *report) add(p *parser) {
-	name, layout, attributes := p.text("lv_name"), p.text("lv_layout"), p.text("lv_attr")
-	if is(layout, "thin") && is(layout, "pool") {
+	name, layout, attributes := p.text("lv_name"), strings.Split(p.text("lv_layout"), ","), p.text("lv_attr")
+	if slices.Contains(layout, "thin") && slices.Contains(layout, "pool") {
 		r.pools[name] = thinPool{
 			name: name, bytes: p.number("lv_size"), data: p.percent("data_percent"), metadata: p.percent("metadata_percent"), asleep: p.text("data_percent") == "",
 			zeroes: len(attributes) > 7 && attributes[7] == 'z', broken: p.text("lv_health_status"),
@@ -177,16 +178,6 @@ func (r *report) addSegment(p *parser, name string, another bool) {
 		v.odd = "of segments that differ"
 	}
 	r.volumes[name] = v
-}
-
-// is reports whether a list with commas has a word.
-func is(list, word string) bool {
-	for _, other := range strings.Split(list, ",") {
-		if other == word {
-			return true
-		}
-	}
-	return false
 }
 
 func bare(uuid string) string { return strings.ReplaceAll(uuid, "-", "") }

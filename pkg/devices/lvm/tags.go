@@ -120,21 +120,13 @@ func (t tags) list() (list []string) {
 // changes returns the arguments that make the tags of one volume those of another.
 func changes(from, to tags) (arguments []string) {
 	have, want := from.list(), to.list()
-	in := func(tag string, list []string) bool {
-		for _, other := range list {
-			if tag == other {
-				return true
-			}
-		}
-		return false
-	}
 	for _, tag := range have {
-		if !in(tag, want) {
+		if !slices.Contains(want, tag) {
 			arguments = append(arguments, "--deltag", tag)
 		}
 	}
 	for _, tag := range want {
-		if !in(tag, have) {
+		if !slices.Contains(have, tag) {
 			arguments = append(arguments, "--addtag", tag)
 		}
 	}

@@ -118,14 +118,8 @@ func zeros(chunk []byte) bool {
 }
 
 // Erase makes every byte of an attached volume zero, durably.
-func (b *Backend) Erase(ctx context.Context, v devices.Volume) error {
-	if err := b.erase(ctx, v); err != nil {
-		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
-	}
-	return nil
-}
-
-func (b *Backend) erase(ctx context.Context, v devices.Volume) error {
+func (b *Backend) Erase(ctx context.Context, v devices.Volume) (err error) {
+	defer state.Wrap(&err, "volume %s: erase", v.ID)
 	at, done, err := b.locateAlone(ctx, v)
 	if err != nil {
 		return err
@@ -143,11 +137,11 @@ func (b *Backend) erase(ctx context.Context, v devices.Volume) error {
 	}
 	if d != nil {
 		info, err := blockdev.InfoOf(d.Number)
-		if err == nil && !info.ReadOnly {
-			return b.zero(ctx, deviceName(at.group, at.volume.name), d, at.volume.pool != "")
-		}
 		if err != nil {
 			return err
+		}
+		if !info.ReadOnly {
+			return b.zero(ctx, deviceName(at.group, at.volume.name), d, at.volume.pool != "")
 		}
 	}
 	return state.Errorf(state.FailedPrecondition, "it is not attached for writing")

@@ -387,26 +387,24 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 	if err := usable(v, d); err != nil {
 		return fmt.Errorf("erase: %w", err)
 	}
+	defer state.Wrap(&err, "volume %s: erase", v.ID)
 	if !d.Formatting || d.StaleMark {
-		return state.Errorf(state.FailedPrecondition, "volume %s: erase: no format was begun on it just now that was not ended, so its contents may be data", v.ID)
+		return state.Errorf(state.FailedPrecondition, "no format was begun on it just now that was not ended, so its contents may be data")
 	}
 	file, err := devnode.Claim(ctx, d.Number, func() (*os.File, error) {
 		return os.OpenFile(d.Path, os.O_RDWR|unix.O_EXCL|unix.O_NOFOLLOW, 0)
 	})
 	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("volume %s: erase: %s is mounted or claimed, perhaps by a mkfs that has not ended: %w", v.ID, d.Path, err)
+		return fmt.Errorf("%s is mounted or claimed, perhaps by a mkfs that has not ended: %w", d.Path, err)
 	}
 	if err != nil {
-		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
+		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
 	if err := f.same(file, d); err != nil {
-		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
+		return err
 	}
-	if err := blockdev.Zero(ctx, file, d.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(file, offset, bytes) }); err != nil {
-		return fmt.Errorf("volume %s: erase: %w", v.ID, err)
-	}
-	return nil
+	return blockdev.Zero(ctx, file, d.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(file, offset, bytes) })
 }
 
 // same returns an error unless an open file is of the device that was found.
