@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -33,30 +34,21 @@ const (
 // before; it is in use by anybody else; it has partitions or is a member of LVM or RAID,
 // and was not the volume before; it takes no writes.
 // ErrNoDevice: it is not there. Nothing was done to the disk then.
-func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) error {
+func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) (err error) {
+	defer state.Wrap(&err, "volume %s: attach", v.ID)
 	done, err := b.volumes.Lock(ctx, v.ID)
 	if err != nil {
-		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
+		return err
 	}
 	defer done()
-	c, s, err := b.known(v)
-	switch {
-	case err != nil:
-		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
-	case s.empty():
-		return state.Errorf(state.NotFound, "volume %s: attach: its context names no disk, and no note tells which it is", v.ID)
-	}
-	info, err := b.resolve(s)
-	switch {
-	case err == nil:
-		err = b.take(ctx, v, c, s, info, readOnly)
-	case errors.Is(err, devices.ErrNoDevice):
-		err = state.Errorf(state.Unavailable, "the disk (%s) is not there: see that it is attached to the node, and that the node's /dev is the plugin's: %w", s, err)
+	c, s, info, err := b.look(v)
+	if errors.Is(err, devices.ErrNoDevice) {
+		return state.Errorf(state.Unavailable, "the disk (%s) is not there: see that it is attached to the node, and that the node's /dev is the plugin's: %w", s, err)
 	}
 	if err != nil {
-		return fmt.Errorf("volume %s: attach: %w", v.ID, err)
+		return err
 	}
-	return nil
+	return b.take(ctx, v, c, s, info, readOnly)
 }
 
 // turn waits until nobody else works on the disk, by whatever path, or on a
@@ -193,24 +185,14 @@ func open(ctx context.Context, info blockdev.Info, s spec, mode int) (*os.File, 
 
 // openAlone opens a disk that nobody has claimed. Programs that look at all disks,
 // such as mdadm, claim each for a moment; openAlone waits for that.
-func openAlone(ctx context.Context, info blockdev.Info, mode int) (*os.File, blockdev.Info, error) {
-	limit := time.NewTimer(claimTime)
-	defer limit.Stop()
-	again := time.NewTicker(claimInterval)
-	defer again.Stop()
-	for {
-		f, now, err := blockdev.Open(info.Path, mode|unix.O_EXCL)
-		if !errors.Is(err, unix.EBUSY) || len(info.Holders) > 0 || len(blockdev.MountedAt(info.Number, info.Path)) > 0 {
-			return f, now, err
-		}
-		select {
-		case <-again.C:
-		case <-limit.C:
-			return nil, now, err
-		case <-ctx.Done():
-			return nil, now, errors.Join(ctx.Err(), err)
-		}
+func openAlone(ctx context.Context, info blockdev.Info, mode int) (f *os.File, now blockdev.Info, err error) {
+	if !poll.Until(ctx, claimInterval, claimTime, func() bool {
+		f, now, err = blockdev.Open(info.Path, mode|unix.O_EXCL)
+		return !errors.Is(err, unix.EBUSY) || len(info.Holders) > 0 || len(blockdev.MountedAt(info.Number, info.Path)) > 0
+	}) {
+		err = errors.Join(ctx.Err(), err)
 	}
+	return f, now, err
 }
 
 // setReadOnly sets the mode of an open device. FailedPrecondition: the disk itself takes no writes.
@@ -240,13 +222,14 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 	case err != nil, c.Attached == nil: // what a damaged note has said cannot be taken back
 		return nil
 	}
+	defer state.Wrap(&err, "volume %s: detach", v.ID)
 	if err := b.release(ctx, c); err != nil {
-		return fmt.Errorf("volume %s: detach: %w", v.ID, err)
+		return err
 	}
 	c.Attached = nil
 	if err := b.claims.Write(v.ID, c); err != nil { // where there is no room, a disk goes all the same, and is not known again
 		if removeErr := b.claims.Remove(v.ID); removeErr != nil {
-			return fmt.Errorf("volume %s: detach: %w", v.ID, errors.Join(err, removeErr))
+			return errors.Join(err, removeErr)
 		}
 		klog.FromContext(ctx).Error(err, "The note of which disk a volume was is lost", "volume", v.ID, "identity", c.Identity)
 	}

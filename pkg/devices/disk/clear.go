@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -53,38 +52,25 @@ func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
 }
 
 // alone runs f with the disk of a volume that is not attached.
-func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(*os.File, blockdev.Info) error) error {
+func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(*os.File, blockdev.Info) error) (err error) {
+	defer state.Wrap(&err, "volume %s: clear", v.ID)
 	done, err := b.volumes.Lock(ctx, v.ID)
-	if err != nil {
-		return fmt.Errorf("volume %s: clear: %w", v.ID, err)
-	}
-	defer done()
-	c, s, err := b.known(v)
-	switch {
-	case err != nil:
-		return fmt.Errorf("volume %s: clear: %w", v.ID, err)
-	case s.empty():
-		return state.Errorf(state.NotFound, "volume %s: clear: no note tells which disk it is", v.ID)
-	}
-	info, err := b.resolve(s)
-	if err == nil {
-		err = same(c, s, info)
-	}
-	if err == nil {
-		err = b.claimed(ctx, v, c, s, info, mode, f)
-	}
-	if err != nil {
-		return fmt.Errorf("volume %s: clear: %w", v.ID, err)
-	}
-	return nil
-}
-
-func (b *Backend) claimed(ctx context.Context, v devices.Volume, c claim, s spec, info blockdev.Info, mode int, f func(*os.File, blockdev.Info) error) (err error) {
-	done, err := b.turn(ctx, info)
 	if err != nil {
 		return err
 	}
 	defer done()
+	c, s, info, err := b.look(v)
+	if err == nil {
+		err = same(c, s, info)
+	}
+	if err != nil {
+		return err
+	}
+	end, err := b.turn(ctx, info)
+	if err != nil {
+		return err
+	}
+	defer end()
 	if c.is(info) {
 		return state.Errorf(state.FailedPrecondition, "it is attached as %s: unstage it first", info.Path)
 	}

@@ -59,6 +59,19 @@ func (b *Backend) Find(_ context.Context, v devices.Volume) (state.Device, error
 	return d, nil
 }
 
+// look returns what is known of a volume, and its disk. NotFound: nothing tells which disk
+// that is. Other errors are those of known and resolve.
+func (b *Backend) look(v devices.Volume) (c claim, s spec, info blockdev.Info, err error) {
+	c, s, err = b.known(v)
+	if err == nil && s.empty() {
+		err = state.Errorf(state.NotFound, "its context names no disk, and no note tells which it is")
+	}
+	if err == nil {
+		info, err = b.resolve(s)
+	}
+	return c, s, info, err
+}
+
 // resolve returns the disk that is asked for. ErrNoDevice: it is not there.
 // FailedPrecondition: what is there is another disk, or it is ambiguous.
 func (b *Backend) resolve(s spec) (info blockdev.Info, err error) {

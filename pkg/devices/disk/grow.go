@@ -13,6 +13,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -26,15 +27,9 @@ const (
 // Grow sees that the disk is as large as is asked for: whoever keeps the disk makes it
 // larger, and where the kernel has not noticed, the disk is asked anew.
 // ResourceExhausted: it is smaller.
-func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
-	c, s, err := b.known(v)
-	switch {
-	case err != nil:
-		return fmt.Errorf("volume %s: grow: %w", v.ID, err)
-	case s.empty():
-		return state.Errorf(state.NotFound, "volume %s: grow: its context names no disk, and no note tells which it is", v.ID)
-	}
-	info, err := b.resolve(s)
+func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) (err error) {
+	defer state.Wrap(&err, "volume %s: grow", v.ID)
+	c, s, info, err := b.look(v)
 	if err == nil {
 		err = same(c, s, info)
 	}
@@ -43,17 +38,17 @@ func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) error
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("volume %s: grow: %w", v.ID, err)
+		return err
 	case info.Size < bytes && info.Partition != 0:
-		return state.Errorf(state.ResourceExhausted, "volume %s: the partition %s has %s, less than the %s that are asked for: make the partition larger first", v.ID, info.Path, state.FormatSize(info.Size), state.FormatSize(bytes))
+		return state.Errorf(state.ResourceExhausted, "the partition %s has %s, less than the %s that are asked for: make the partition larger first", info.Path, state.FormatSize(info.Size), state.FormatSize(bytes))
 	case info.Size < bytes:
-		return state.Errorf(state.ResourceExhausted, "volume %s: the disk %s has %s, less than the %s that are asked for: make the disk larger first, where it is kept", v.ID, info.Path, state.FormatSize(info.Size), state.FormatSize(bytes))
+		return state.Errorf(state.ResourceExhausted, "the disk %s has %s, less than the %s that are asked for: make the disk larger first, where it is kept", info.Path, state.FormatSize(info.Size), state.FormatSize(bytes))
 	}
 	return nil
 }
 
 // rescan asks the disk for its size anew, if it can be asked, and waits for the answer.
-func rescan(ctx context.Context, info blockdev.Info, bytes int64) (blockdev.Info, error) {
+func rescan(ctx context.Context, info blockdev.Info, bytes int64) (now blockdev.Info, err error) {
 	if strings.HasPrefix(info.Name, "loop") && info.Partition == 0 {
 		return again(info, rescanLoop(info))
 	}
@@ -73,23 +68,11 @@ func rescan(ctx context.Context, info blockdev.Info, bytes int64) (blockdev.Info
 	if !asked {
 		return info, nil
 	}
-	limit := time.NewTimer(rescanTime)
-	defer limit.Stop()
-	look := time.NewTicker(lookInterval)
-	defer look.Stop()
-	for {
-		now, err := again(info, nil)
-		if err != nil || now.Size >= bytes {
-			return now, err
-		}
-		select {
-		case <-look.C:
-		case <-limit.C:
-			return now, nil
-		case <-ctx.Done():
-			return now, ctx.Err()
-		}
-	}
+	poll.Until(ctx, lookInterval, rescanTime, func() bool {
+		now, err = again(info, nil)
+		return err != nil || now.Size >= bytes
+	})
+	return now, errors.Join(err, ctx.Err())
 }
 
 // again looks at a disk once more.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -16,6 +15,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	dm "github.com/csi-node/csi-node/pkg/internal/mapper"
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -123,38 +123,39 @@ const (
 
 // Close implements devices.Layer. It needs neither the element, nor a secret, nor a
 // program.
-func (l *Layer) Close(ctx context.Context, _ state.Device, v devices.Volume) error {
+func (l *Layer) Close(ctx context.Context, _ state.Device, v devices.Volume) (err error) {
+	defer state.Wrap(&err, "volume %s: close", v.ID)
 	name := l.device(v)
-	limit := time.NewTimer(closeTime)
-	defer limit.Stop()
-	again := time.NewTicker(closeInterval)
-	defer again.Stop()
-	for {
-		m, err := l.mappers.find(name)
-		if err == nil && m == nil {
-			err = l.mappers.sweep(name)
-		}
-		if err != nil || m == nil {
-			return wrap(v, "close", err)
-		}
-		if _, ours := m.luks(name); !ours {
-			return state.Errorf(state.FailedPrecondition, "volume %s: close: the device %s (%s) is no LUKS2 device: it is left as it is", v.ID, name, m.path)
-		}
-		err = remove(name)
-		if err == nil {
-			m, err = l.mappers.find(name)
-		}
-		if m == nil || err != nil && !errors.Is(err, unix.EBUSY) {
-			return wrap(v, "close", err)
-		}
-		select {
-		case <-again.C:
-			continue
-		case <-limit.C:
-		case <-ctx.Done():
-		}
-		return state.Errorf(state.Unavailable, "volume %s: close: the device %s (%s) is still in use: it is mounted, or another device is over it, or it is open in %s", v.ID, name, m.path, process.Openers(ctx, m.number))
+	var m *mapper
+	if poll.Until(ctx, closeInterval, closeTime, func() bool {
+		m, err = l.tryClose(name)
+		return m == nil
+	}) {
+		return err
 	}
+	return state.Errorf(state.Unavailable, "the device %s (%s) is still in use: it is mounted, or another device is over it, or it is open in %s", name, m.path, process.Openers(ctx, m.number))
+}
+
+// tryClose removes the device of a name, and returns it if it stays because somebody has it
+// open.
+func (l *Layer) tryClose(name string) (*mapper, error) {
+	m, err := l.mappers.find(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case m == nil:
+		return nil, l.mappers.sweep(name)
+	}
+	if _, ours := m.luks(name); !ours {
+		return nil, state.Errorf(state.FailedPrecondition, "the device %s (%s) is no LUKS2 device: it is left as it is", name, m.path)
+	}
+	switch err := remove(name); {
+	case err == nil:
+		return l.mappers.find(name)
+	case !errors.Is(err, unix.EBUSY):
+		return nil, err
+	}
+	return m, nil
 }
 
 // Grow implements devices.Layer. It takes the passphrase only if somebody else has
@@ -199,11 +200,4 @@ func (l *Layer) Erase(ctx context.Context, lower state.Device, v devices.Volume)
 		defer func() { err = errors.Join(err, f.Close()) }()
 		return blockdev.Zero(ctx, f, d.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(f, offset, bytes) })
 	})
-}
-
-func wrap(v devices.Volume, what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("volume %s: %s: %w", v.ID, what, err)
 }

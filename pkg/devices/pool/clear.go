@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/lease"
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -102,24 +104,14 @@ func (p *Pool) openAlone(ctx context.Context, id string, mode int) (*os.File, er
 }
 
 // takeLease takes a lease on an open file, waiting a moment for others.
-func takeLease(ctx context.Context, f *os.File) error {
-	limit := time.NewTimer(aloneLimit)
-	defer limit.Stop()
-	again := time.NewTicker(aloneInterval)
-	defer again.Stop()
-	for {
-		err := lease.Take(f)
-		if !errors.Is(err, unix.EAGAIN) {
-			return err
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-limit.C:
-			return err
-		}
+func takeLease(ctx context.Context, f *os.File) (err error) {
+	if !poll.Until(ctx, aloneInterval, aloneLimit, func() bool {
+		err = lease.Take(f)
+		return !errors.Is(err, unix.EAGAIN)
+	}) {
+		return cmp.Or(ctx.Err(), err)
 	}
+	return err
 }
 
 // clearData makes all of a file zero, durably.
