@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -138,22 +139,14 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 
 // claim opens a device O_EXCL. Somebody else's claim may end in a moment, such as that of a
 // program that used an earlier device of this number: it is waited for.
-func claim(ctx context.Context, name string, mode int) (*os.File, error) {
-	since := time.Now()
-	again := time.NewTicker(goneInterval)
-	defer again.Stop()
-	for {
-		late := time.Since(since) >= goneLimit
-		f, err := open(name, mode|unix.O_EXCL)
-		if late || !errors.Is(err, unix.EBUSY) {
-			return f, err
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w; %w", err, ctx.Err())
-		}
+func claim(ctx context.Context, name string, mode int) (f *os.File, err error) {
+	if !poll.Until(ctx, goneInterval, goneLimit, func() bool {
+		f, err = open(name, mode|unix.O_EXCL)
+		return !errors.Is(err, unix.EBUSY)
+	}) && ctx.Err() != nil {
+		err = fmt.Errorf("%w; %w", err, ctx.Err())
 	}
+	return f, err
 }
 
 // awaitGone waits a moment for a cleared device to be gone. One that others have

@@ -9,6 +9,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/process"
 )
 
@@ -39,9 +40,6 @@ func (h *Host) unmountAfter(ctx context.Context, path string, prepare func(*plac
 	if err == nil {
 		defer p.close()
 		prepare(p)
-		err = unmount(p)
-	}
-	if err == unix.EBUSY {
 		err = unmountSoon(ctx, p)
 	}
 	if err == unix.EBUSY {
@@ -82,23 +80,12 @@ const (
 )
 
 // unmountSoon unmounts what is busy for a moment only; else it returns EBUSY.
-func unmountSoon(ctx context.Context, p *place) error {
-	limit := time.NewTimer(busyLimit)
-	defer limit.Stop()
-	again := time.NewTicker(busyInterval)
-	defer again.Stop()
-	for last := false; ; {
-		select {
-		case <-again.C:
-		case <-limit.C:
-			last = true
-		case <-ctx.Done():
-			last = true
-		}
-		if err := unmount(p); err != unix.EBUSY || last {
-			return err
-		}
-	}
+func unmountSoon(ctx context.Context, p *place) (err error) {
+	poll.Until(ctx, busyInterval, busyLimit, func() bool {
+		err = unmount(p)
+		return err != unix.EBUSY
+	})
+	return err
 }
 
 // users names what keeps the mount at a place busy.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -209,24 +210,12 @@ const (
 // whenFree calls mount, and again for a moment while the device is busy: whoever tests
 // whether it is in use, such as a question about the volume's health, claims it for
 // that long.
-func (r *Reconciler) whenFree(ctx context.Context, mount func() error) error {
-	limit := time.NewTimer(releaseLimit)
-	defer limit.Stop()
-	again := time.NewTicker(releaseInterval)
-	defer again.Stop()
-	for {
-		err := mount()
-		if !errors.Is(err, unix.EBUSY) {
-			return err
-		}
-		select {
-		case <-again.C:
-		case <-limit.C:
-			return err
-		case <-ctx.Done():
-			return err
-		}
-	}
+func (r *Reconciler) whenFree(ctx context.Context, mount func() error) (err error) {
+	poll.Until(ctx, releaseInterval, releaseLimit, func() bool {
+		err = mount()
+		return !errors.Is(err, unix.EBUSY)
+	})
+	return err
 }
 
 // release takes the copies of an unmounted stage out of other mount
@@ -243,22 +232,10 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 	if !presentOrStray(d) {
 		return nil
 	}
-	limit := time.NewTimer(releaseLimit)
-	defer limit.Stop()
-	again := time.NewTicker(releaseInterval)
-	defer again.Stop()
-	for last := false; ; {
-		if d.Held, err = r.kernel.Views.Held(ctx, d); err != nil || !d.Held || last {
-			break
-		}
-		select {
-		case <-again.C:
-		case <-limit.C:
-			last = true
-		case <-ctx.Done():
-			last = true
-		}
-	}
+	poll.Until(ctx, releaseInterval, releaseLimit, func() bool {
+		d.Held, err = r.kernel.Views.Held(ctx, d)
+		return err != nil || !d.Held
+	})
 	if err == nil {
 		err = r.noteBoundElsewhere(ctx, want, &d, mayHaveCopies(want))
 	}
