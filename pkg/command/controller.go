@@ -82,7 +82,6 @@ func newDeleteCommand() *cobra.Command {
 		Long:  `delete asks the controller service to delete a volume with its data. A volume that does not exist is no error.`,
 		Example: `  csi-node volume delete try
   csi-node volume delete raw`,
-		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			read, err := secrets.read()
 			if err != nil {
@@ -92,15 +91,12 @@ func newDeleteCommand() *cobra.Command {
 				if err := c.Delete(ctx, &csi.DeleteVolumeRequest{VolumeId: args[0], Secrets: read}); err != nil {
 					return err
 				}
-				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Result: "deleted"}, func(out io.Writer) {
-					fmt.Fprintf(out, "Volume %s is deleted.\n", args[0])
-				})
+				return f.done(cmd, outcome{Volume: args[0], Result: "deleted"}, "Volume %s is deleted.", args[0])
 			})
 		},
-		ValidArgsFunction: CompleteVolume,
 	}
 	secrets.add(cmd)
-	f.add(cmd)
+	f.addVolume(cmd)
 	return cmd
 }
 

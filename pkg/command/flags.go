@@ -8,6 +8,7 @@ package command
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -164,26 +165,45 @@ func oneOf(values []string) string {
 
 // Complete offers the values of a flag to the shell.
 func Complete(cmd *cobra.Command, flag string, values ...string) {
-	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	CompleteBy(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// CompleteBy offers to the shell, for a flag, what a function returns.
+func CompleteBy(cmd *cobra.Command, flag string, offer cobra.CompletionFunc) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, offer); err != nil {
 		panic(err) // the flag is not defined, or completed twice
 	}
 }
 
-// Timeout is --timeout.
+// Timeout is a flag such as --timeout: a time that is more than 0.
 type Timeout time.Duration
 
-// Add adds the flag to a command, with its default; what says what is waited for.
+// Add adds --timeout to a command, with its default; what says what is waited for.
 func (t *Timeout) Add(cmd *cobra.Command, byDefault time.Duration, what string) {
-	cmd.Flags().DurationVar((*time.Duration)(t), "timeout", byDefault, "how long to wait for "+what)
+	*t = Timeout(byDefault)
+	cmd.Flags().Var(t, "timeout", "how long to wait for "+what)
 }
 
-// Check returns a usage error for a timeout that is not positive.
-func (t Timeout) Check() error {
-	if t <= 0 {
-		return WrongUse("--timeout %s: must be more than 0", time.Duration(t))
-	}
-	return nil
+// Context returns the context of a command, which ends after the time.
+func (t Timeout) Context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(cmd.Context(), time.Duration(t))
 }
+
+// Set implements pflag.Value.
+func (t *Timeout) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err == nil && d <= 0 {
+		err = errors.New("must be more than 0")
+	}
+	*t = Timeout(d)
+	return err
+}
+
+// String implements pflag.Value.
+func (t *Timeout) String() string { return time.Duration(*t).String() }
+
+// Type implements pflag.Value.
+func (t *Timeout) Type() string { return "duration" }
 
 // accessFlags say how a volume is to be used.
 type accessFlags struct{ client.Access }

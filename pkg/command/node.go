@@ -28,16 +28,15 @@ func newStageCommand() *cobra.Command {
 there. If the driver has no stage, it does nothing and says so.`,
 		Example: `  csi-node volume stage try
   csi-node volume stage raw --block`,
-		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			volumeContext, publishContext, contextErr := contexts.read()
 			read, secretErr := secrets.read()
-			if err := cmp.Or(access.check(), p.check(), contextErr, secretErr); err != nil {
+			if err := cmp.Or(access.check(), contextErr, secretErr); err != nil {
 				return err
 			}
 			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
 				if paths.Staging == "" {
-					return f.output.doesNotStage(cmd, args[0])
+					return f.doesNotStage(cmd, args[0])
 				}
 				capability, err := c.Capability(ctx, access.Access)
 				if err != nil {
@@ -49,26 +48,22 @@ there. If the driver has no stage, it does nothing and says so.`,
 				if err != nil {
 					return err
 				}
-				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Staging: paths.Staging, Result: "staged"}, func(out io.Writer) {
-					fmt.Fprintf(out, "Volume %s is staged at %s.\n", args[0], paths.Staging)
-				})
+				return f.done(cmd, outcome{Volume: args[0], Staging: paths.Staging, Result: "staged"}, "Volume %s is staged at %s.", args[0], paths.Staging)
 			})
 		},
-		ValidArgsFunction: CompleteVolume,
 	}
 	access.add(cmd)
 	contexts.add(cmd)
 	secrets.add(cmd)
 	p.add(cmd)
 	p.addStaging(cmd)
-	f.add(cmd)
+	f.addVolume(cmd)
 	return cmd
 }
 
-func (o Output) doesNotStage(cmd *cobra.Command, volume string) error {
-	return o.Print(cmd.OutOrStdout(), outcome{Volume: volume, Result: "nothing to do: the driver does not stage volumes"}, func(out io.Writer) {
-		fmt.Fprintln(out, "There is nothing to do: the driver does not stage volumes, it publishes them at once.")
-	})
+func (f *callFlags) doesNotStage(cmd *cobra.Command, volume string) error {
+	return f.done(cmd, outcome{Volume: volume, Result: "nothing to do: the driver does not stage volumes"},
+		"There is nothing to do: the driver does not stage volumes, it publishes them at once.")
 }
 
 // contextFlags are the contexts that a node needs and that other calls returned.
@@ -100,11 +95,10 @@ func newPublishCommand() *cobra.Command {
 at the target: a directory, or a device file with --block.`,
 		Example: `  csi-node volume publish try
   csi-node volume publish raw --block --read-only`,
-		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			volumeContext, publishContext, contextErr := contexts.read()
 			read, secretErr := secrets.read()
-			if err := cmp.Or(access.check(), p.check(), contextErr, secretErr); err != nil {
+			if err := cmp.Or(access.check(), contextErr, secretErr); err != nil {
 				return err
 			}
 			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
@@ -119,12 +113,9 @@ at the target: a directory, or a device file with --block.`,
 				if err != nil {
 					return err
 				}
-				return f.output.Print(cmd.OutOrStdout(), outcome{args[0], paths.Staging, paths.Target, "published"}, func(out io.Writer) {
-					fmt.Fprintf(out, "Volume %s is published at %s.\n", args[0], paths.Target)
-				})
+				return f.done(cmd, outcome{args[0], paths.Staging, paths.Target, "published"}, "Volume %s is published at %s.", args[0], paths.Target)
 			})
 		},
-		ValidArgsFunction: CompleteVolume,
 	}
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "nobody may write through the target")
 	access.add(cmd)
@@ -133,7 +124,7 @@ at the target: a directory, or a device file with --block.`,
 	p.add(cmd)
 	p.addStaging(cmd)
 	p.addTarget(cmd)
-	f.add(cmd)
+	f.addVolume(cmd)
 	return cmd
 }
 
@@ -148,25 +139,18 @@ removes the volume's directory beside a default target if it is empty. A volume
 that is not published is no error.`,
 		Example: `  csi-node volume unpublish try
   csi-node volume unpublish raw`,
-		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := p.check(); err != nil {
-				return err
-			}
 			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
 				if err := c.Unpublish(ctx, args[0], paths); err != nil {
 					return err
 				}
-				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Target: paths.Target, Result: "unpublished"}, func(out io.Writer) {
-					fmt.Fprintf(out, "Volume %s is not published at %s any more.\n", args[0], paths.Target)
-				})
+				return f.done(cmd, outcome{Volume: args[0], Target: paths.Target, Result: "unpublished"}, "Volume %s is not published at %s any more.", args[0], paths.Target)
 			})
 		},
-		ValidArgsFunction: CompleteVolume,
 	}
 	p.add(cmd)
 	p.addTarget(cmd)
-	f.add(cmd)
+	f.addVolume(cmd)
 	return cmd
 }
 
@@ -181,28 +165,21 @@ staging path and the volume's directory if they are empty. A volume that is not
 staged is no error.`,
 		Example: `  csi-node volume unstage try
   csi-node volume unstage raw`,
-		Args: One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := p.check(); err != nil {
-				return err
-			}
 			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
 				if paths.Staging == "" {
-					return f.output.doesNotStage(cmd, args[0])
+					return f.doesNotStage(cmd, args[0])
 				}
 				if err := c.Unstage(ctx, args[0], paths); err != nil {
 					return err
 				}
-				return f.output.Print(cmd.OutOrStdout(), outcome{Volume: args[0], Staging: paths.Staging, Result: "unstaged"}, func(out io.Writer) {
-					fmt.Fprintf(out, "Volume %s is not staged at %s any more.\n", args[0], paths.Staging)
-				})
+				return f.done(cmd, outcome{Volume: args[0], Staging: paths.Staging, Result: "unstaged"}, "Volume %s is not staged at %s any more.", args[0], paths.Staging)
 			})
 		},
-		ValidArgsFunction: CompleteVolume,
 	}
 	p.add(cmd)
 	p.addStaging(cmd)
-	f.add(cmd)
+	f.addVolume(cmd)
 	return cmd
 }
 
@@ -211,7 +188,7 @@ func newExpandCommand() *cobra.Command {
 	var p pathFlags
 	var access accessFlags
 	var secrets secretFlag
-	var bytes, path string
+	var bytes string
 	cmd := &cobra.Command{
 		Use:   "expand VOLUME --size SIZE",
 		Short: "Grow a volume (ControllerExpandVolume, NodeExpandVolume)",
@@ -219,10 +196,9 @@ func newExpandCommand() *cobra.Command {
 and then the node service. A volume never shrinks; one that is large enough is
 left as it is.`,
 		Example: `  csi-node volume expand try --size 400Mi`,
-		Args:    One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			read, secretErr := secrets.read()
-			if err := cmp.Or(access.check(), p.check(), absolute("path", path), secretErr); err != nil {
+			if err := cmp.Or(access.check(), secretErr); err != nil {
 				return err
 			}
 			required, err := client.ParseSize(bytes)
@@ -234,11 +210,8 @@ left as it is.`,
 				if err != nil {
 					return err
 				}
-				if path == "" {
-					path = paths.Shown()
-				}
 				grown, err := c.Expand(ctx, &csi.NodeExpandVolumeRequest{
-					VolumeId: args[0], VolumePath: path, StagingTargetPath: paths.Staging, VolumeCapability: capability,
+					VolumeId: args[0], VolumePath: cmp.Or(p.shown, paths.Shown()), StagingTargetPath: paths.Staging, VolumeCapability: capability,
 					CapacityRange: &csi.CapacityRange{RequiredBytes: required}, Secrets: read,
 				})
 				if err != nil {
@@ -250,38 +223,27 @@ left as it is.`,
 				})
 			})
 		},
-		ValidArgsFunction: CompleteVolume,
 	}
 	cmd.Flags().StringVar(&bytes, "size", "", "size that the volume must at least have, such as 2Gi")
-	cmd.Flags().StringVar(&path, "path", "", "a path where the volume is staged or published (default: the target if there is one, else the staging path)")
 	Complete(cmd, "size", "1Gi", "10Gi", "100Gi")
 	access.add(cmd)
 	secrets.add(cmd)
-	p.add(cmd)
-	p.addStaging(cmd)
-	p.addTarget(cmd)
-	f.add(cmd)
+	p.addAll(cmd)
+	f.addVolume(cmd)
 	return cmd
 }
 
 func newStatsCommand() *cobra.Command {
 	var f callFlags
 	var p pathFlags
-	var path string
 	cmd := &cobra.Command{
 		Use:     "stats VOLUME",
 		Short:   "Show how full a volume is (NodeGetVolumeStats)",
 		Long:    `stats asks the node service how many bytes and inodes the volume has, at a path where it is staged or published.`,
 		Example: `  csi-node volume stats try`,
-		Args:    One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := cmp.Or(p.check(), absolute("path", path)); err != nil {
-				return err
-			}
 			return f.callAt(cmd, &p, args[0], func(ctx context.Context, c *client.Client, paths client.Paths) error {
-				if path == "" {
-					path = paths.Shown()
-				}
+				path := cmp.Or(p.shown, paths.Shown())
 				resp, age, err := c.Stats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: args[0], VolumePath: path, StagingTargetPath: paths.Staging})
 				if err != nil {
 					return err
@@ -289,13 +251,9 @@ func newStatsCommand() *cobra.Command {
 				return f.output.Print(cmd.OutOrStdout(), stats{resp, path, age}, func(out io.Writer) { printStats(out, stats{resp, path, age}) })
 			})
 		},
-		ValidArgsFunction: CompleteVolume,
 	}
-	cmd.Flags().StringVar(&path, "path", "", "a path where the volume is staged or published (default: the target if there is one, else the staging path)")
-	p.add(cmd)
-	p.addStaging(cmd)
-	p.addTarget(cmd)
-	f.add(cmd)
+	p.addAll(cmd)
+	f.addVolume(cmd)
 	return cmd
 }
 

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -69,6 +71,12 @@ func (f *callFlags) add(cmd *cobra.Command) {
 	f.output.Add(cmd)
 }
 
+// addVolume is add for a command whose argument is a volume.
+func (f *callFlags) addVolume(cmd *cobra.Command) {
+	cmd.Args, cmd.ValidArgsFunction = One("the id of the VOLUME"), CompleteVolume
+	f.add(cmd)
+}
+
 // addCall is add without --output.
 func (f *callFlags) addCall(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.endpoint, "endpoint", EndpointDefault(), "socket of the plugin; the environment's CSI_ENDPOINT is the default if set")
@@ -77,13 +85,10 @@ func (f *callFlags) addCall(cmd *cobra.Command) {
 
 // call runs do with a client of the plugin.
 func (f *callFlags) call(cmd *cobra.Command, do func(context.Context, *client.Client) error) error {
-	if err := f.timeout.Check(); err != nil {
-		return err
-	}
 	if _, err := client.SocketPath(f.endpoint); err != nil {
 		return usageError{err}
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), time.Duration(f.timeout))
+	ctx, cancel := f.timeout.Context(cmd)
 	defer cancel()
 	c, err := client.Dial(ctx, f.endpoint)
 	if err != nil {
@@ -95,6 +100,9 @@ func (f *callFlags) call(cmd *cobra.Command, do func(context.Context, *client.Cl
 
 // callAt is call with the paths of a volume.
 func (f *callFlags) callAt(cmd *cobra.Command, p *pathFlags, volume string, do func(context.Context, *client.Client, client.Paths) error) error {
+	if err := p.check(); err != nil {
+		return err
+	}
 	return f.call(cmd, func(ctx context.Context, c *client.Client) error {
 		paths, err := p.paths(ctx, c, volume)
 		if err != nil {
@@ -107,6 +115,7 @@ func (f *callFlags) callAt(cmd *cobra.Command, p *pathFlags, volume string, do f
 // pathFlags say where a volume is staged and published.
 type pathFlags struct {
 	kubeletDir, staging, target string
+	shown                       string // at which it is asked about; empty: where it is likely to be seen
 }
 
 func (p *pathFlags) add(cmd *cobra.Command) {
@@ -121,8 +130,16 @@ func (p *pathFlags) addTarget(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&p.target, "target", "", "where the volume is published (default: by-hand/mount beside kubelet's staging path)")
 }
 
+// addAll adds the flags of a command that asks about a volume wherever it is.
+func (p *pathFlags) addAll(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&p.shown, "path", "", "a path where the volume is staged or published (default: the target if there is one, else the staging path)")
+	p.add(cmd)
+	p.addStaging(cmd)
+	p.addTarget(cmd)
+}
+
 func (p *pathFlags) check() error {
-	return cmp.Or(absolute("kubelet-dir", p.kubeletDir), absolute("staging-path", p.staging), absolute("target", p.target))
+	return cmp.Or(absolute("kubelet-dir", p.kubeletDir), absolute("staging-path", p.staging), absolute("target", p.target), absolute("path", p.shown))
 }
 
 // paths returns the given paths, or the default ones. There is no staging path if the
@@ -155,6 +172,11 @@ type outcome struct {
 	Staging string `json:"stagingTargetPath,omitempty"`
 	Target  string `json:"targetPath,omitempty"`
 	Result  string `json:"result"`
+}
+
+// done prints an outcome, or a sentence that says the same.
+func (f *callFlags) done(cmd *cobra.Command, what outcome, sentence string, args ...any) error {
+	return f.output.Print(cmd.OutOrStdout(), what, func(out io.Writer) { fmt.Fprintf(out, sentence+"\n", args...) })
 }
 
 // CompletionTime bounds the calls that shell completion makes.

@@ -24,10 +24,7 @@ itself.`,
 		Example: `  csi-node explain try`,
 		Args:    command.One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.check(); err != nil {
-				return err
-			}
-			ctx, cancel := f.context(cmd)
+			ctx, cancel := f.timeout.Context(cmd)
 			defer cancel()
 			explanation, err := readExplanation(ctx, f.stateDir, args[0], o)
 			if err != nil {

@@ -37,13 +37,10 @@ it the policy Retain, then delete it. A claim takes one by its spec.volumeName.`
   csi-node volume manifest try --storage-class local
   csi-node volume manifest --secret-ref my-namespace/passphrases`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := timeout.Check(); err != nil {
-				return err
-			}
 			if err := add.name(secret); err != nil {
 				return err
 			}
-			ctx, cancel := contextWithin(cmd, timeout)
+			ctx, cancel := timeout.Context(cmd)
 			defer cancel()
 			all, err := readInventory(ctx, stateDir, o)
 			if err != nil {

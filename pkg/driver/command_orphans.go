@@ -29,10 +29,7 @@ staged and not published looks like an orphan, too: detached, it must be staged 
   csi-node orphans --clean`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.check(); err != nil {
-				return err
-			}
-			ctx, cancel := f.context(cmd)
+			ctx, cancel := f.timeout.Context(cmd)
 			defer cancel()
 			var found []reconciler.Orphan
 			var err error

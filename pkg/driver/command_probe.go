@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -31,10 +30,7 @@ reach --http-endpoint could keep that from answering, and so restart the plugin.
 		},
 		ValidArgs: []string{liveProbe, readyProbe},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := timeout.Check(); err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), time.Duration(timeout))
+			ctx, cancel := timeout.Context(cmd)
 			defer cancel()
 			if err := askProbe(ctx, stateDir, args[0]); err != nil {
 				return err

@@ -35,9 +35,6 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
   csi-node report --stdout | less`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := timeout.Check(); err != nil {
-				return err
-			}
 			if all && file != "" {
 				return command.WrongUse("--stdout prints all texts, and --file writes them: give one of them")
 			}
@@ -50,7 +47,7 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 					return err
 				}
 			}
-			ctx, cancel := contextWithin(cmd, timeout)
+			ctx, cancel := timeout.Context(cmd)
 			defer cancel()
 			b := readBundle(ctx, stateDir, o, given)
 			if all {

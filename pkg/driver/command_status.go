@@ -57,16 +57,8 @@ has paths and devices, too. With --watch it prints again whenever something chan
 	f.StringVar(&filter.Pod, "pod", "", "only volumes of this pod: namespace/name, or a name")
 	f.BoolVar(&filter.Failing, "failing", false, "only volumes that are not as asked, or for which a call was refused")
 	f.BoolVarP(&watch, "watch", "w", false, "print again whenever something changed, until interrupted")
-	completeWith(cmd, "volume", func(cmd *cobra.Command) []string { return volumesAsked(cmd, stateDir, o) })
-	return cmd
-}
-
-// completeWith offers to the shell what a function returns.
-func completeWith(cmd *cobra.Command, flag string, values func(*cobra.Command) []string) {
-	err := cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		return values(cmd), cobra.ShellCompDirectiveNoFileComp
+	command.CompleteBy(cmd, "volume", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return volumesAsked(cmd, stateDir, o), cobra.ShellCompDirectiveNoFileComp
 	})
-	if err != nil {
-		panic(err) // the flag is not defined, or completed twice
-	}
+	return cmd
 }

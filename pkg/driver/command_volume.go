@@ -31,16 +31,6 @@ func addStateDir(cmd *cobra.Command, o Options, dir *string) {
 	cmd.Flags().StringVar(dir, "state-dir", o.stateDir(), "the plugin's --state-dir; the environment's CSI_NODE_STATE_DIR is the default if set")
 }
 
-func (f *pluginFlags) check() error { return f.timeout.Check() }
-
-func (f *pluginFlags) context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
-	return contextWithin(cmd, f.timeout)
-}
-
-func contextWithin(cmd *cobra.Command, timeout command.Timeout) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(cmd.Context(), time.Duration(timeout))
-}
-
 func newRetryCommand(o Options) *cobra.Command {
 	var f pluginFlags
 	cmd := &cobra.Command{
@@ -54,10 +44,7 @@ It asks the plugin on --state-dir, and so works with csi-node only.`,
 		Example: `  csi-node volume retry try`,
 		Args:    command.One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.check(); err != nil {
-				return err
-			}
-			ctx, cancel := f.context(cmd)
+			ctx, cancel := f.timeout.Context(cmd)
 			defer cancel()
 			report, err := Retry(ctx, f.stateDir, args[0])
 			if err != nil {
@@ -101,10 +88,7 @@ plugin on --state-dir, which lets nothing else use the volume meanwhile.`,
   csi-node volume clear-device try --` + confirmFlag,
 		Args: command.One("the id of the VOLUME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.check(); err != nil {
-				return err
-			}
-			ctx, cancel := f.context(cmd)
+			ctx, cancel := f.timeout.Context(cmd)
 			defer cancel()
 			act := inspectDevice
 			if sure {

@@ -33,20 +33,14 @@ func Command(version string) *cobra.Command {
 		Long: `kubectl csi-node asks csi-node on all nodes of the cluster, by kubectl exec in its pods.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong use.`,
-		Example:       `  kubectl csi-node status --failing`,
-		Version:       cmp.Or(version, "v0.0.0-dev"),
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl csi-node"},
-		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			c.connect(cmd)
-			if c.nodeTimeout <= 0 {
-				return command.WrongUse("--node-timeout %s: must be more than 0", c.nodeTimeout)
-			}
-			return nil
-		},
+		Example:          `  kubectl csi-node status --failing`,
+		Version:          cmp.Or(version, "v0.0.0-dev"),
+		Annotations:      map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl csi-node"},
+		Args:             cobra.NoArgs,
+		RunE:             func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceUsage:     true,
+		SilenceErrors:    true,
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) { c.connect(cmd) },
 	}
 	c.addFlags(root)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // but --kubeconfig and --directory nothing is a file
@@ -371,7 +365,7 @@ node has several drivers. csi-node report --stdout shows on a node what is in it
 		},
 	}
 	cmd.Flags().StringVar(&dir, "directory", ".", "directory of the files")
-	complete(cmd, "directory", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	command.CompleteBy(cmd, "directory", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return nil, cobra.ShellCompDirectiveFilterDirs
 	})
 	return cmd

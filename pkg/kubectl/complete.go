@@ -7,21 +7,16 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/csi-node/csi-node/pkg/command"
 )
 
 // completeTime bounds how long whoever pressed Tab waits.
 const completeTime = 5 * time.Second
 
-// complete says how the shell completes a flag.
-func complete(cmd *cobra.Command, flag string, with cobra.CompletionFunc) {
-	if err := cmd.RegisterFlagCompletionFunc(flag, with); err != nil {
-		panic(err) // the flag is not defined, or completed twice
-	}
-}
-
 // completeFlag offers to the shell, for a flag, what is read of the cluster.
 func (c *cluster) completeFlag(cmd *cobra.Command, flag string, read func(context.Context) ([]string, error)) {
-	complete(cmd, flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	command.CompleteBy(cmd, flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return c.offer(cmd, read)
 	})
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
@@ -37,7 +38,7 @@ type cluster struct {
 	groups      []string // as which --as asks
 	node        string   // only this one; empty: all
 	namespace   string   // of pods that are named without one; empty: that of the context
-	nodeTimeout time.Duration
+	nodeTimeout command.Timeout
 }
 
 // allPlugins selects the pods of all releases, and ofDriver is their label that names the driver.
@@ -56,13 +57,14 @@ func (c *cluster) addFlags(cmd *cobra.Command) {
 	f.StringVarP(&c.selector, "selector", "l", allPlugins, "label selector of the plugin's pods, in whatever namespace they are")
 	f.StringVar(&c.container, "container", "csi-node", "container of the plugin in its pods")
 	f.StringVar(&c.command, "command", "csi-node", "program to run there")
-	f.DurationVar(&c.nodeTimeout, "node-timeout", 30*time.Second, "how long to wait for each node")
+	c.nodeTimeout = command.Timeout(30 * time.Second)
+	f.Var(&c.nodeTimeout, "node-timeout", "how long to wait for each node")
 	for _, name := range connectionFlags {
 		f.String(name, "", "as kubectl's")
 	}
 	f.StringArrayVar(&c.groups, "as-group", nil, "as kubectl's; may be given several times")
 	c.completeFlag(cmd, "node", c.nodeNames)
-	complete(cmd, "kubeconfig", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	command.CompleteBy(cmd, "kubeconfig", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return nil, cobra.ShellCompDirectiveDefault // a file
 	})
 }
@@ -170,7 +172,7 @@ func names(plugins []plugin) []string {
 // run runs csi-node in its pod on a node. If it does not run there, the error says which
 // command of kubectl tells why.
 func (c *cluster) run(ctx context.Context, p plugin, out io.Writer, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, c.nodeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.nodeTimeout))
 	defer cancel()
 	if p.waits {
 		return fmt.Errorf("the pod has not started: `kubectl --namespace=%s describe pod %s` tells why", p.namespace, p.name)
@@ -194,7 +196,7 @@ func (c *cluster) ask(ctx context.Context, p plugin, into any, args ...string) e
 
 // timeout is --timeout of a command on a node: it ends by itself, with what it has, before the
 // node counts as one that does not answer.
-func (c *cluster) timeout() string { return "--timeout=" + (c.nodeTimeout * 4 / 5).String() }
+func (c *cluster) timeout() string { return "--timeout=" + time.Duration(c.nodeTimeout*4/5).String() }
 
 // mostAtOnce bounds how many nodes are asked at a time.
 const mostAtOnce = 16
