@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -77,6 +78,19 @@ func inBlocks(node *yaml.Node) {
 	for _, child := range node.Content {
 		inBlocks(child)
 	}
+}
+
+// WriteNew makes a file, which only its owner can read, and removes it if write fails. It is an
+// error if there is one.
+func WriteNew(name string, write func(io.Writer) error) error {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(write(f), f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
 }
 
 // Message is a CSI message that is printed as protobuf JSON, the same bytes each time.

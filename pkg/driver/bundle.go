@@ -184,19 +184,11 @@ func readAbout(ctx context.Context, stateDir string, o Options, out io.Writer) e
 // explainAll explains the volumes of a report, those that fail first.
 func explainAll(ctx context.Context, stateDir string, o Options, node report.Node, out io.Writer) error {
 	order := report.Conditions()
-	volumes := slices.Clone(node.Volumes)
-	slices.SortStableFunc(volumes, func(a, b report.Status) int {
+	node.Volumes = slices.Clone(node.Volumes)
+	slices.SortStableFunc(node.Volumes, func(a, b report.Status) int {
 		return cmp.Compare(slices.Index(order, b.Worst()), slices.Index(order, a.Worst()))
 	})
-	var ids []string
-	for _, v := range volumes {
-		ids = append(ids, v.Volume)
-	}
-	for _, r := range node.Refusals {
-		if !slices.Contains(ids, r.Volume) {
-			ids = append(ids, r.Volume)
-		}
-	}
+	ids := node.IDs()
 	left := max(len(ids)-maxExplained, 0)
 	for _, id := range ids[:len(ids)-left] {
 		explanation, err := readExplanation(ctx, stateDir, id, o)

@@ -32,9 +32,7 @@ itself.`,
 			}
 			return f.output.Print(cmd.OutOrStdout(), explanation, func(out io.Writer) { _ = explanation.Print(out) })
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completeAsked(cmd, args, f.stateDir, o)
-		},
+		ValidArgsFunction: completeAsked(&f.stateDir, o),
 	}
 	f.add(cmd, o, 10*time.Second)
 	return cmd

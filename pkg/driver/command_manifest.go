@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -80,7 +79,7 @@ func (a *additions) name(secret string) error {
 		return nil
 	}
 	namespace, name, both := strings.Cut(secret, "/")
-	if !both || !fitObjectName.MatchString(namespace) || !fitObjectName.MatchString(name) {
+	if !both || !domainName.MatchString(namespace) || !domainName.MatchString(name) {
 		return fmt.Errorf("--secret-ref %q is not NAMESPACE/NAME of a Secret", secret)
 	}
 	a.secret = &secretReference{name, namespace}
@@ -214,12 +213,10 @@ func (i inventory) manifest(v listedVolume, add additions) persistentVolume {
 	return pv
 }
 
-var fitObjectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-
 // objectName returns the name of the PersistentVolume of a volume: its id if that can
-// be the name of an object (RFC 1123), else one made of it.
+// be the name of an object, else one made of it.
 func objectName(id string) string {
-	if len(id) <= 253 && fitObjectName.MatchString(id) {
+	if len(id) <= 253 && domainName.MatchString(id) {
 		return id
 	}
 	sum := sha256.Sum256([]byte(id))

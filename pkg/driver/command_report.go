@@ -66,7 +66,7 @@ are. The log of a plugin that has ended is known to kubectl alone: --log adds it
 			case "-":
 				err = b.write(cmd.OutOrStdout(), time.Now())
 			default:
-				if err = b.save(file); err == nil {
+				if err = command.WriteNew(file, func(out io.Writer) error { return b.write(out, time.Now()) }); err == nil {
 					_, err = fmt.Fprintf(listing, "\n%s is written.\n", file)
 				}
 			}
@@ -123,33 +123,11 @@ func (b bundle) print(out io.Writer) error {
 	return nil
 }
 
-// newFile makes the file of --file, which only its owner can read.
-func newFile(name string) (*os.File, error) {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("--file: %w", err)
-	}
-	return f, nil
-}
-
 // tryFile says before all the work why the file cannot be made, and leaves none: who is ended
 // in the middle of the work may try again.
 func tryFile(name string) error {
-	f, err := newFile(name)
-	if err != nil {
-		return err
+	if err := command.WriteNew(name, func(io.Writer) error { return nil }); err != nil {
+		return fmt.Errorf("--file: %w", err)
 	}
-	return errors.Join(f.Close(), os.Remove(name))
-}
-
-// save writes the archive to a new file, and removes the file if that fails.
-func (b bundle) save(name string) error {
-	f, err := newFile(name)
-	if err != nil {
-		return err
-	}
-	if err = errors.Join(b.write(f, time.Now()), f.Close()); err != nil {
-		err = errors.Join(err, os.Remove(name))
-	}
-	return err
+	return os.Remove(name)
 }

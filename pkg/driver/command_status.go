@@ -57,8 +57,6 @@ has paths and devices, too. With --watch it prints again whenever something chan
 	f.StringVar(&filter.Pod, "pod", "", "only volumes of this pod: namespace/name, or a name")
 	f.BoolVar(&filter.Failing, "failing", false, "only volumes that are not as asked, or for which a call was refused")
 	f.BoolVarP(&watch, "watch", "w", false, "print again whenever something changed, until interrupted")
-	command.CompleteBy(cmd, "volume", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		return volumesAsked(cmd, stateDir, o), cobra.ShellCompDirectiveNoFileComp
-	})
+	command.CompleteBy(cmd, "volume", completeAsked(&stateDir, o))
 	return cmd
 }

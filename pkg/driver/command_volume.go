@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -56,9 +55,7 @@ It asks the plugin on --state-dir, and so works with csi-node only.`,
 			}
 			return err
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completeAsked(cmd, args, f.stateDir, o)
-		},
+		ValidArgsFunction: completeAsked(&f.stateDir, o),
 	}
 	f.add(cmd, o, 2*time.Minute)
 	return cmd
@@ -138,31 +135,16 @@ func printClearance(out io.Writer, c reconciler.Clearance) {
 	}
 }
 
-// completeAsked offers the ids of the volumes that a plugin has been asked for.
-func completeAsked(cmd *cobra.Command, args []string, stateDir string, o Options) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return volumesAsked(cmd, stateDir, o), cobra.ShellCompDirectiveNoFileComp
-}
-
-// volumesAsked returns the ids of the volumes that a plugin has been asked for, also
-// of those of which the call was refused; none if it does not answer soon.
-func volumesAsked(cmd *cobra.Command, stateDir string, o Options) []string {
-	ctx, cancel := context.WithTimeout(cmd.Context(), command.CompletionTime)
-	defer cancel()
-	node, err := ReadReport(ctx, stateDir, o)
-	if err != nil {
-		return nil
-	}
-	var ids []string
-	for _, v := range node.Volumes {
-		ids = append(ids, v.Volume)
-	}
-	for _, r := range node.Refusals {
-		if !slices.Contains(ids, r.Volume) {
-			ids = append(ids, r.Volume)
+// completeAsked offers the ids of the volumes that the plugin on a state directory has been
+// asked for, also of those of which the call was refused; none if it does not answer soon.
+func completeAsked(stateDir *string, o Options) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), command.CompletionTime)
+		defer cancel()
+		node, _ := ReadReport(ctx, *stateDir, o) // completion cannot report an error
+		return node.IDs(), cobra.ShellCompDirectiveNoFileComp
 	}
-	return ids
 }

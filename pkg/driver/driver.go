@@ -26,7 +26,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"sync"
@@ -87,10 +86,6 @@ const statusSocket = "status.sock"
 
 // resync is how often a volume is looked at when no event asks for it.
 const resync = 10 * time.Minute
-
-// CSI spec v1.13, GetPluginInfo: domain name notation, at most 63 characters.
-// The topology key contains it, and Kubernetes requires that in lower case.
-var driverName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 func (c Config) validate() error {
 	if err := checkName(c.DriverName); err != nil {
@@ -283,17 +278,14 @@ func (p *plugin) openVolumes(ctx context.Context) (err error) {
 
 // provisioner returns the Controller service of the backends that create volumes.
 func (p *plugin) provisioner() csi.ControllerServer {
-	cfg := controllerserver.Config{
+	return controllerserver.New(controllerserver.Config{
 		NodeID:       topologyValue(p.NodeID),
+		Topology:     p.topology(),
 		MoreTopology: p.options.Topology,
 		Filesystems:  p.filesystem,
 		Backends:     p.devices,
 		Intents:      p.store,
-	}
-	if p.properties.NodeLocal {
-		cfg.Topology = map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)}
-	}
-	return controllerserver.New(cfg)
+	})
 }
 
 // inlineVolumes returns where inline ephemeral volumes are; nil if no backend
@@ -423,21 +415,21 @@ func (p *plugin) serve(ctx context.Context) error {
 
 func (p *plugin) grpcServer() (*grpc.Server, error) {
 	node := nodeserver.Config{
-		NodeID:        p.NodeID,
-		TopologyKey:   topologyKey(p.DriverName),
-		TopologyValue: topologyValue(p.NodeID),
-		MaxVolumes:    cmp.Or(p.MaxVolumes, p.properties.VolumeLimit),
-		Filesystems:   p.filesystem,
-		Backends:      p.devices,
-		Reconciler:    p.reconciler,
-		Records:       p.store,
-		Paths:         p.mounts,
-		Inline:        p.inline,
-		Storage:       p.storage,
+		NodeID:       p.NodeID,
+		Topology:     p.topology(),
+		MoreTopology: p.options.Topology,
+		MaxVolumes:   cmp.Or(p.MaxVolumes, p.properties.VolumeLimit),
+		Filesystems:  p.filesystem,
+		Backends:     p.devices,
+		Reconciler:   p.reconciler,
+		Records:      p.store,
+		Paths:        p.mounts,
+		Inline:       p.inline,
+		Storage:      p.storage,
 	}
 	services := services{
 		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), programs: p.filesystem.CheckPrograms},
-		node:     withTopology{nodeserver.New(node), p.properties.NodeLocal, p.options.Topology}, controller: p.controller, more: p.options.Services,
+		node:     nodeserver.New(node), controller: p.controller, more: p.options.Services,
 	}
 	if p.options.Identity != nil {
 		services.identity = p.options.Identity(services.identity)

@@ -205,7 +205,7 @@ func (s *scene) open() (err error) {
 	backends := devices.NewSet("pool", map[string]devices.Backend{"pool": fakeProvisioner{fakeBackend{s.node}, volumes}})
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends, Intents: s.store})
 	server := newServer(newMetrics("v1"), &refusals{}, nil, testOptions(), services{identity: &identity{name: "fuzz.test", version: "v1", programs: func() error { return nil }}, controller: controller,
-		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", TopologyKey: key, Filesystems: s.node, Backends: backends,
+		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends,
 			Reconciler: r, Records: s.store, Paths: s.node, Inline: inline, Storage: func(context.Context) []report.Finding { return nil }})})
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))
 	if err != nil {

@@ -3,7 +3,6 @@ package driver
 import (
 	"cmp"
 	"context"
-	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -48,12 +47,8 @@ type listedVolume struct {
 // readInventory asks the plugin that runs on the state directory for the volumes of
 // its backends, and if none does, looks at them itself. It changes nothing, and ctx
 // bounds it.
-func readInventory(ctx context.Context, stateDir string, o Options) (all inventory, err error) {
-	err = ask(ctx, stateDir, http.MethodGet, "/volumes", &all)
-	if !errors.Is(err, errNotRunning) {
-		return all, err
-	}
-	return offline(ctx, stateDir, o, func(p *plugin) (inventory, error) {
+func readInventory(ctx context.Context, stateDir string, o Options) (inventory, error) {
+	return askOrLook(ctx, stateDir, "/volumes", o, func(p *plugin) (inventory, error) {
 		p.reconciler.Inspect(ctx)
 		return p.inventory(ctx)
 	})
@@ -67,10 +62,7 @@ func (p *plugin) inventory(ctx context.Context) (inventory, error) {
 }
 
 func (p *plugin) listAll(ctx context.Context) (inventory, error) {
-	all := inventory{Driver: p.DriverName, Default: p.devices.Default(), Volumes: []listedVolume{}}
-	if p.properties.NodeLocal {
-		all.Topology = map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)}
-	}
+	all := inventory{Driver: p.DriverName, Default: p.devices.Default(), Topology: p.topology(), Volumes: []listedVolume{}}
 	asked := map[string]report.Volume{}
 	for _, v := range p.reconciler.Reports() {
 		asked[v.ID] = v

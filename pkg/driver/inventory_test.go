@@ -175,7 +175,7 @@ func TestObjectName(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, id := range []string{"A", "a_b", "-a", "a/b", "a..b", "ü", strings.Repeat("a", 254)} {
-		if name := objectName(id); !fitObjectName.MatchString(name) || seen[name] {
+		if name := objectName(id); !domainName.MatchString(name) || seen[name] {
 			t.Errorf("%s is named %s", id, name)
 		} else {
 			seen[name] = true

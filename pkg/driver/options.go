@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime/debug"
 	"slices"
 
@@ -94,9 +95,14 @@ func (o Options) check() (devices.Properties, error) {
 	return properties, err
 }
 
+// domainName matches names of drivers (CSI spec v1.13, GetPluginInfo: domain name notation; the
+// topology key contains it, and Kubernetes requires that in lower case) and those of objects of
+// Kubernetes (RFC 1123).
+var domainName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
 // checkName returns what is wrong with the name of a driver.
 func checkName(name string) error {
-	if len(name) > 63 || !driverName.MatchString(name) {
+	if len(name) > 63 || !domainName.MatchString(name) {
 		return fmt.Errorf("%q: must be a domain name of at most 63 lower-case letters, digits, dots and dashes, such as csi-node.local", name)
 	}
 	return nil
@@ -111,7 +117,7 @@ func checkKinds(kinds []devices.Kind) (devices.Properties, error) {
 	engineFlags(Options{}, &Config{}, new(bool), new(loggingFlags)).VisitAll(func(flag *pflag.Flag) { flags[flag.Name] = "the engine" })
 	for _, k := range kinds {
 		switch {
-		case !driverName.MatchString(k.Name) || k.Open == nil:
+		case !domainName.MatchString(k.Name) || k.Open == nil:
 			return devices.Properties{}, fmt.Errorf("this driver was built with a backend %q: its name must consist of lower-case letters, digits and dashes, and it needs an Open function", k.Name)
 		case seen[k.Name]:
 			return devices.Properties{}, fmt.Errorf("this driver was built with two backends of the name %s", k.Name)

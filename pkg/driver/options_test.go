@@ -213,37 +213,6 @@ func (groups) GetVolumeGroupSnapshot(context.Context, *csi.GetVolumeGroupSnapsho
 	return nil, state.Errorf(state.FailedPrecondition, "no group")
 }
 
-// Volumes that every node can reach have no topology segment of this node.
-func TestPlaced(t *testing.T) {
-	inner := sitting{nodeInfo{}}
-	for title, test := range map[string]struct {
-		s    withTopology
-		want map[string]string
-	}{
-		"local":        {withTopology{inner, true, nil}, map[string]string{"node": "n"}},
-		"reached":      {withTopology{inner, false, nil}, nil},
-		"local, zoned": {withTopology{inner, true, zone}, map[string]string{"node": "n", "zone": "z"}},
-		"zoned":        {withTopology{inner, false, zone}, map[string]string{"zone": "z"}},
-	} {
-		resp, err := test.s.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-		if got := resp.GetAccessibleTopology().GetSegments(); err != nil || !maps.Equal(got, test.want) || resp.GetNodeId() != "n" {
-			t.Errorf("%s: %v (%v)", title, resp, err)
-		}
-	}
-	lost := withTopology{inner, true, func(context.Context) (map[string]string, error) { return nil, errors.New("no zone") }}
-	if _, err := lost.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err == nil || !strings.Contains(err.Error(), "no zone") {
-		t.Errorf("a place that is not known: %v", err)
-	}
-}
-
-func zone(context.Context) (map[string]string, error) { return map[string]string{"zone": "z"}, nil }
-
-type nodeInfo struct{ csi.UnimplementedNodeServer }
-
-func (nodeInfo) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csi.Topology{Segments: map[string]string{"node": "n"}}}, nil
-}
-
 // A vendor's program has its own name, directories and commands.
 func TestCommandOfAVendor(t *testing.T) {
 	t.Setenv("CSI_NODE_STATE_DIR", "")

@@ -23,12 +23,8 @@ import (
 // ReadReport asks the plugin that runs on the state directory, and if none
 // does, looks at its store and the kernel, with the backends and layers of the driver
 // o. It changes nothing, and ctx bounds it.
-func ReadReport(ctx context.Context, stateDir string, o Options) (node report.Node, err error) {
-	err = ask(ctx, stateDir, http.MethodGet, "/status", &node)
-	if !errors.Is(err, errNotRunning) {
-		return node, err
-	}
-	return offline(ctx, stateDir, o, func(p *plugin) (node report.Node, _ error) {
+func ReadReport(ctx context.Context, stateDir string, o Options) (report.Node, error) {
+	return askOrLook(ctx, stateDir, "/status", o, func(p *plugin) (node report.Node, _ error) {
 		p.reconciler.Inspect(ctx)
 		node.NodeID, node.Volumes, node.StorageProblems = p.NodeID, report.Statuses(p.reconciler.Reports()), p.storageProblems()
 		return node, nil
@@ -38,12 +34,8 @@ func ReadReport(ctx context.Context, stateDir string, o Options) (node report.No
 // readExplanation reports on a volume in sentences: as the plugin says that runs on the state
 // directory, else by a look at its store and the kernel, which changes nothing.
 // NotFound: nothing is known of the volume.
-func readExplanation(ctx context.Context, stateDir, volume string, o Options) (explanation report.Explanation, err error) {
-	err = ask(ctx, stateDir, http.MethodGet, volumePath(volume, "explain"), &explanation)
-	if !errors.Is(err, errNotRunning) {
-		return explanation, err
-	}
-	return offline(ctx, stateDir, o, func(p *plugin) (explanation report.Explanation, _ error) {
+func readExplanation(ctx context.Context, stateDir, volume string, o Options) (report.Explanation, error) {
+	return askOrLook(ctx, stateDir, volumePath(volume, "explain"), o, func(p *plugin) (explanation report.Explanation, _ error) {
 		p.reconciler.Inspect(ctx)
 		found, err := p.reconciler.Explain(ctx, volume)
 		if err != nil {
@@ -56,12 +48,8 @@ func readExplanation(ctx context.Context, stateDir, volume string, o Options) (e
 
 // readOrphans lists what the plugin made and no intent explains. It changes nothing, and
 // works also when no plugin runs on the state directory.
-func readOrphans(ctx context.Context, stateDir string, o Options) (orphans []reconciler.Orphan, err error) {
-	err = ask(ctx, stateDir, http.MethodGet, "/orphans", &orphans)
-	if !errors.Is(err, errNotRunning) {
-		return orphans, err
-	}
-	return offline(ctx, stateDir, o, func(p *plugin) ([]reconciler.Orphan, error) { return p.reconciler.InspectOrphans(ctx) })
+func readOrphans(ctx context.Context, stateDir string, o Options) ([]reconciler.Orphan, error) {
+	return askOrLook(ctx, stateDir, "/orphans", o, func(p *plugin) ([]reconciler.Orphan, error) { return p.reconciler.InspectOrphans(ctx) })
 }
 
 // cleanOrphans makes the plugin that runs on the state directory detach the orphans
@@ -117,6 +105,16 @@ var errNotRunning = errors.New("no plugin runs on the state directory")
 
 // maxAnswer bounds the text of an error that is read from the plugin, in bytes.
 const maxAnswer = 64 << 10
+
+// askOrLook asks the plugin that runs on the state directory, or, if none does, returns what
+// look finds. ctx bounds both.
+func askOrLook[T any](ctx context.Context, stateDir, path string, o Options, look func(*plugin) (T, error)) (answer T, err error) {
+	err = ask(ctx, stateDir, http.MethodGet, path, &answer)
+	if !errors.Is(err, errNotRunning) {
+		return answer, err
+	}
+	return offline(ctx, stateDir, o, look)
+}
 
 // ask makes a request of the plugin's status socket, which is answered with JSON.
 func ask(ctx context.Context, stateDir, method, path string, answer any) error {

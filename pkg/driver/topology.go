@@ -1,14 +1,9 @@
 package driver
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
-	"maps"
 	"regexp"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
 // CSI spec v1.13, Topology, and Kubernetes, which makes node labels of it: the
@@ -36,34 +31,11 @@ func topologyValue(nodeID string) string {
 	return "node-" + hex.EncodeToString(sum[:16])
 }
 
-// withTopology is a node service whose NodeGetInfo also returns the topology segments of the
-// driver's builder. The engine's own segment, which names the node, is returned only
-// if the volumes of the driver are local to a node.
-type withTopology struct {
-	csi.NodeServer
-	local bool
-	more  func(ctx context.Context) (map[string]string, error) // may be nil
-}
-
-func (s withTopology) NodeGetInfo(ctx context.Context, req *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	resp, err := s.NodeServer.NodeGetInfo(ctx, req)
-	if err != nil || s.local && s.more == nil {
-		return resp, err
+// topology returns the segment that names the node, if the driver's volumes are local to one;
+// nil: they are accessible from everywhere.
+func (p *plugin) topology() map[string]string {
+	if !p.properties.NodeLocal {
+		return nil
 	}
-	segments := map[string]string{}
-	if s.local {
-		maps.Copy(segments, resp.GetAccessibleTopology().GetSegments())
-	}
-	if s.more != nil {
-		more, err := s.more(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("the topology of this node: %w", err)
-		}
-		maps.Copy(segments, more)
-	}
-	resp.AccessibleTopology = nil
-	if len(segments) > 0 {
-		resp.AccessibleTopology = &csi.Topology{Segments: segments}
-	}
-	return resp, nil
+	return map[string]string{topologyKey(p.DriverName): topologyValue(p.NodeID)}
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -352,7 +351,7 @@ node has several drivers. csi-node report --stdout shows on a node what is in it
 			files := names(plugins)
 			each(plugins, func(i int, p plugin) {
 				files[i] = filepath.Join(dir, "csi-node-report-"+strings.ReplaceAll(files[i], "/", "_")+".tar.gz")
-				if err := c.save(cmd.Context(), p, files[i]); err != nil {
+				if err := command.WriteNew(files[i], func(out io.Writer) error { return c.run(cmd.Context(), p, out, "report", "--file=-", c.timeout()) }); err != nil {
 					errs[i] = fmt.Errorf("node %s: %w", p.node, err)
 				}
 			})
@@ -369,16 +368,4 @@ node has several drivers. csi-node report --stdout shows on a node what is in it
 		return nil, cobra.ShellCompDirectiveFilterDirs
 	})
 	return cmd
-}
-
-// save writes the report of a node to a new file.
-func (c *cluster) save(ctx context.Context, p plugin, name string) error {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	if err = errors.Join(c.run(ctx, p, f, "report", "--file=-", c.timeout()), f.Close()); err != nil {
-		err = errors.Join(err, os.Remove(name))
-	}
-	return err
 }

@@ -115,6 +115,13 @@ func (c *cluster) get(ctx context.Context, into any, args ...string) error {
 	return json.Unmarshal(raw, into)
 }
 
+// persistentVolumes returns those of the cluster.
+func (c *cluster) persistentVolumes(ctx context.Context) ([]persistentVolume, error) {
+	var list struct{ Items []persistentVolume }
+	err := c.get(ctx, &list, "persistentvolumes")
+	return list.Items, err
+}
+
 // plugin is a pod of csi-node.
 type plugin struct {
 	node, namespace, name string

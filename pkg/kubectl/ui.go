@@ -124,15 +124,12 @@ func (k *claims) knows(all report.Cluster) bool {
 
 // claims lists the claims of all volumes in the cluster.
 func (c *cluster) claims(ctx context.Context) (map[volumeOf]owner, error) {
-	var list struct{ Items []persistentVolume }
-	if err := c.get(ctx, &list, "persistentvolumes"); err != nil {
-		return nil, err
-	}
+	volumes, err := c.persistentVolumes(ctx)
 	all := map[volumeOf]owner{}
-	for _, pv := range list.Items {
+	for _, pv := range volumes {
 		if csi, claim := pv.Spec.CSI, pv.Spec.ClaimRef; csi != nil && claim != nil {
 			all[volumeOf{csi.Driver, csi.VolumeHandle}] = owner{claim.Namespace + "/" + claim.Name, pv.Spec.StorageClassName}
 		}
 	}
-	return all, nil
+	return all, err
 }

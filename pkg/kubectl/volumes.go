@@ -90,12 +90,12 @@ func (c *cluster) volumes(ctx context.Context) ([]kept, error) {
 		}
 	})
 	// They are listed after the volumes, because they are made after them.
-	var list struct{ Items []persistentVolume }
-	if err := c.get(ctx, &list, "persistentvolumes"); err != nil {
+	pvs, err := c.persistentVolumes(ctx)
+	if err != nil {
 		return nil, err
 	}
 	named := map[volumeOf][]persistentVolume{}
-	for _, pv := range list.Items {
+	for _, pv := range pvs {
 		if csi := pv.Spec.CSI; csi != nil {
 			for _, driver := range []string{csi.Driver, ""} { // the latter for a plugin without the label
 				named[volumeOf{driver, csi.VolumeHandle}] = append(named[volumeOf{driver, csi.VolumeHandle}], pv)

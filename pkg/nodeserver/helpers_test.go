@@ -223,7 +223,7 @@ func newServer() (*Server, *fakeNode) {
 		mounts:  map[string]state.Mountpoint{},
 	}
 	return New(Config{
-		NodeID: "node-1", TopologyKey: "topology.test/node", TopologyValue: "segment-1", MaxVolumes: 7,
+		NodeID: "node-1", Topology: map[string]string{"node": "segment-1"}, MaxVolumes: 7,
 		Backends:   devices.NewSet("usual", map[string]devices.Backend{"usual": fakeBackend{}, "disk": fakeDisk{}}),
 		Reconciler: f, Records: f, Filesystems: fakeFilesystems{},
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {

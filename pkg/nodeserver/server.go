@@ -15,6 +15,8 @@ package nodeserver
 
 import (
 	"context"
+	"fmt"
+	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -85,9 +87,12 @@ type Filesystems interface {
 // Config is what a Server is made of.
 type Config struct {
 	NodeID string
-	// The topology segment that names the node.
-	TopologyKey, TopologyValue string
-	MaxVolumes                 int64 // 0: no limit
+	// Topology holds the segments from which volumes that are made on this node are
+	// accessible; empty: from everywhere.
+	Topology map[string]string
+	// MoreTopology returns further segments that this node is in; nil: there are none.
+	MoreTopology func(ctx context.Context) (map[string]string, error)
+	MaxVolumes   int64 // 0: no limit
 
 	Backends    Backends
 	Reconciler  Reconciler
@@ -111,12 +116,21 @@ type Server struct {
 func New(cfg Config) *Server { return &Server{Config: cfg} }
 
 // NodeGetInfo returns the node's name, its topology, and how many volumes it can have.
-func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{
-		NodeId:             s.NodeID,
-		MaxVolumesPerNode:  s.MaxVolumes,
-		AccessibleTopology: &csi.Topology{Segments: map[string]string{s.TopologyKey: s.TopologyValue}},
-	}, nil
+func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	segments := map[string]string{}
+	maps.Copy(segments, s.Topology)
+	if s.MoreTopology != nil {
+		more, err := s.MoreTopology(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("the topology of this node: %w", err)
+		}
+		maps.Copy(segments, more)
+	}
+	resp := &csi.NodeGetInfoResponse{NodeId: s.NodeID, MaxVolumesPerNode: s.MaxVolumes}
+	if len(segments) > 0 {
+		resp.AccessibleTopology = &csi.Topology{Segments: segments}
+	}
+	return resp, nil
 }
 
 // VOLUME_MOUNT_GROUP is not among them: ext4, xfs and btrfs take no group at mount.

@@ -2,6 +2,8 @@ package nodeserver
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"reflect"
 	"strings"
 	"testing"
@@ -276,10 +278,34 @@ func TestWrongRequestWhileAnotherIsPending(t *testing.T) {
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = bind }), state.InvalidArgument, "bind")
 }
 
+// Volumes that every node can reach have no topology segment of this node.
+func TestTopology(t *testing.T) {
+	zone := func(context.Context) (map[string]string, error) { return map[string]string{"zone": "z"}, nil }
+	for title, test := range map[string]struct {
+		own  map[string]string
+		more func(context.Context) (map[string]string, error)
+		want map[string]string
+	}{
+		"local":        {map[string]string{"node": "n"}, nil, map[string]string{"node": "n"}},
+		"reached":      {nil, nil, nil},
+		"local, zoned": {map[string]string{"node": "n"}, zone, map[string]string{"node": "n", "zone": "z"}},
+		"zoned":        {nil, zone, map[string]string{"zone": "z"}},
+	} {
+		s := New(Config{NodeID: "node-1", Topology: test.own, MoreTopology: test.more})
+		info, err := s.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+		if got := info.GetAccessibleTopology().GetSegments(); err != nil || !maps.Equal(got, test.want) || (info.GetAccessibleTopology() == nil) != (test.want == nil) {
+			t.Errorf("%s: %v (%v)", title, info, err)
+		}
+	}
+	lost := New(Config{MoreTopology: func(context.Context) (map[string]string, error) { return nil, errors.New("no zone") }})
+	_, err := lost.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	require.Words(t, err, "no zone")
+}
+
 func TestNodeGetInfoAndCapabilities(t *testing.T) {
 	s, _ := newServer()
 	info, err := s.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	if err != nil || info.GetNodeId() != "node-1" || info.GetMaxVolumesPerNode() != 7 || info.GetAccessibleTopology().GetSegments()["topology.test/node"] != "segment-1" {
+	if err != nil || info.GetNodeId() != "node-1" || info.GetMaxVolumesPerNode() != 7 {
 		t.Errorf("answers %v (%v)", info, err)
 	}
 	resp, err := s.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})

@@ -55,8 +55,20 @@ func (n Node) Unsettled() []string {
 
 // Knows reports whether the node's report has anything about a volume.
 func (n Node) Knows(volume string) bool {
-	return slices.ContainsFunc(n.Volumes, func(v Status) bool { return v.Volume == volume }) ||
-		slices.ContainsFunc(n.Refusals, func(r Refusal) bool { return r.Volume == volume })
+	return slices.Contains(n.IDs(), volume)
+}
+
+// IDs returns the ids of the volumes of which the report has anything.
+func (n Node) IDs() (ids []string) {
+	for _, v := range n.Volumes {
+		ids = append(ids, v.Volume)
+	}
+	for _, r := range n.Refusals {
+		if !slices.Contains(ids, r.Volume) {
+			ids = append(ids, r.Volume)
+		}
+	}
+	return ids
 }
 
 // Told returns what there is to say about the node as a whole, in sentences.
