@@ -215,11 +215,11 @@ func portrait(have state.Actual) string {
 	var b strings.Builder
 	d, v, c := have.Device, have.View, have.Contents
 	fmt.Fprintf(&b, "device %s", d.State)
-	if present(d) {
+	if d.Present() {
 		fmt.Fprintf(&b, " held %t ro %t", d.Held, d.ReadOnly)
 	}
 	fmt.Fprintf(&b, " full size %t, mark %t, formatted %q\nview %s", d.Size >= d.Capacity, d.Formatting, d.Formatted, v.State)
-	if present(v) {
+	if v.Present() {
 		fmt.Fprintf(&b, " ro %t held %t", v.ReadOnly, v.Held)
 	}
 	fmt.Fprintf(&b, "\ncontents %s %q growable %t check %t unread %t\n", c.Kind, c.FSType, c.Growable, c.NeedsCheck, c.Err != nil)

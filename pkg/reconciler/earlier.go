@@ -44,7 +44,7 @@ func (e *earlier) holds(want *state.Volume) bool {
 		return false
 	}
 	s, d := want.Stage, e.have.Device
-	plain := s.Inline == nil && s.Capability.Access == state.MountAccess && len(e.have.Lower) == 0 && e.have.Source == nil && !present(e.have.View)
+	plain := s.Inline == nil && s.Capability.Access == state.MountAccess && len(e.have.Lower) == 0 && e.have.Source == nil && !e.have.View.Present()
 	return plain && !notBegun(s) && d.Err == nil && d.State != state.DeviceUnknown && e.have.Elsewhere == nil
 }
 

@@ -129,7 +129,7 @@ func (l fakeLayers) Find(ctx context.Context, lower state.Device, volume devices
 			have.State = state.DeviceDetaching
 		}
 		have.Number, have.Path, have.Size, have.ReadOnly = d.number, fmt.Sprintf("/dev/loop%d", d.number.Minor), d.size, d.readOnly
-		if !present(lower) || v.layer.over.number != lower.Number {
+		if !lower.Present() || v.layer.over.number != lower.Number {
 			have.State, have.Stray, have.Unmade, have.Holder = state.DeviceForeign, true, false, have.Path
 		}
 		return nil

@@ -76,7 +76,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 		have.Others = slices.DeleteFunc(have.Others, func(path string) bool { return path == s.Path })
 	}
 	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // it may have to be taken down
-	if s := want.Stage; s == nil || s.Gone || present(have.View) || slices.ContainsFunc(have.Stack(), wrong) {
+	if s := want.Stage; s == nil || s.Gone || have.View.Present() || slices.ContainsFunc(have.Stack(), wrong) {
 		for _, d := range devicesOf(&have) {
 			if err := r.noteBoundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
 				return have, err
@@ -172,12 +172,6 @@ func (r *Reconciler) noteBoundElsewhere(ctx context.Context, want *state.Volume,
 // device's node. The node of a volume that is staged as a file system is bound nowhere.
 func mayHaveCopies(want *state.Volume) bool {
 	return want.Stage == nil || want.Stage.Capability.Access != state.MountAccess
-}
-
-// present reports whether there is a device that the plugin made, even if it is being
-// detached.
-func present(d state.Device) bool {
-	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
 }
 
 // observe looks at everything that the record is about, except what it can take over

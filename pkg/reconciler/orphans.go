@@ -211,7 +211,7 @@ func boundByKubelet(path string) bool {
 // It waits for its turn as Exclusive does.
 func (r *Reconciler) inspectOrphan(ctx context.Context, id string, detach bool) (orphan bool, kept string, err error) {
 	err = r.Exclusive(ctx, id, func(ctx context.Context, want *state.Volume, have state.Actual) error {
-		if !want.Empty() || !present(have.Device) {
+		if !want.Empty() || !have.Device.Present() {
 			return nil
 		}
 		orphan = true
@@ -220,7 +220,7 @@ func (r *Reconciler) inspectOrphan(ctx context.Context, id string, detach bool) 
 			kept = "it is in use: " + r.holder(ctx, have.Device)
 		case have.View.Held:
 			kept = "its read-only view is in use: " + r.holder(ctx, have.View)
-		case present(have.View):
+		case have.View.Present():
 			kept = r.inUse(ctx, have.View)
 		default:
 			kept = r.inUse(ctx, have.Device)
@@ -228,7 +228,7 @@ func (r *Reconciler) inspectOrphan(ctx context.Context, id string, detach bool) 
 		if kept != "" || !detach {
 			return nil
 		}
-		if present(have.View) {
+		if have.View.Present() {
 			if err := r.kernel.Views.DetachView(ctx, have.Device); err != nil {
 				return fmt.Errorf("volume %s: %w", id, err)
 			}

@@ -18,7 +18,7 @@ func (p *planner) top() state.Device { return p.stack[p.highest()].Device }
 
 // presentOrStray reports whether there is a device that the plugin made, even if it
 // is on another element than the volume's.
-func presentOrStray(d state.Device) bool { return present(d) || d.Stray }
+func presentOrStray(d state.Device) bool { return d.Present() || d.Stray }
 
 func (p *planner) close(i int) Verdict {
 	return p.doOn(p.stack[i].Layer, CloseLayer, state.StagePart())
@@ -57,17 +57,17 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 		return stuck(state.FailedPrecondition, "the volume's layer %s is used by %s, which the plugin did not open: close that first", name, d.Holder)
 	case d.NeedsSecret && (d.State != state.DeviceAttached || d.Size < d.Capacity && !d.GrowsOpen):
 		return p.waitsForSecret(i)
-	case d.Unmade && present(d):
+	case d.Unmade && d.Present():
 		return stuck(state.FailedPrecondition, "the volume's layer %s is open (%s), and the device beneath%s does not bear it any more: its data was swapped or destroyed. Put the right data back; or, to take what is there, unpublish and unstage the volume and stage it again", name, d.Path, nodeOf(lower))
 	case d.Unmade:
 		return p.create(s, i)
 	case lower.Formatting && d.Fresh && s.ReadOnly:
 		return stuck(state.FailedPrecondition, "making the volume's layer %s was interrupted and read-only access was asked for: stage it once for writing", name)
-	case lower.Formatting && d.Fresh && !present(d): // the layer was made, but the mark beneath not yet cleared
+	case lower.Formatting && d.Fresh && !d.Present(): // the layer was made, but the mark beneath not yet cleared
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case lower.Formatting && d.Fresh && !p.maybeInUse():
 		return p.reopen(p.highest())
-	case lower.Formatting && lower.FormatUUID != "" && !present(d) && !lower.StaleMark: // a layer of the format would be new
+	case lower.Formatting && lower.FormatUUID != "" && !d.Present() && !lower.StaleMark: // a layer of the format would be new
 		return p.do(AbandonFormat, state.StagePart())
 	case lower.Formatting:
 		return stuck(state.FailedPrecondition, "the volume bears the mark of an interrupted format, and a layer %s that is in use, or not new: it is left as it is", name)

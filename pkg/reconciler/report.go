@@ -63,7 +63,7 @@ func (r *Reconciler) Report(want *state.Volume, have state.Actual) report.Volume
 		have.Keepers = v.have.Keepers
 		for _, d := range devicesOf(&have) {
 			for _, was := range devicesOf(&v.have) {
-				if was.Number == d.Number && present(*d) {
+				if was.Number == d.Number && d.Present() {
 					d.Held, d.Holder = was.Held, cmp.Or(d.Holder, was.Holder)
 				}
 			}

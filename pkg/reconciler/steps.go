@@ -139,7 +139,7 @@ func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state
 		return err
 	}
 	look, err := r.stack(ctx, want)
-	if now := look.Device; err != nil || now.State == state.DeviceUnknown || present(now) && now.Number == d.Number {
+	if now := look.Device; err != nil || now.State == state.DeviceUnknown || now.Present() && now.Number == d.Number {
 		return err
 	}
 	err = state.Errorf(state.Unavailable, "%s is not the volume's device any more, since its view was attached: it was detached meanwhile", d.Path)

@@ -140,7 +140,7 @@ func (v Volume) actualSentences() []string {
 			all = append(all, elementSentence(e))
 		}
 	}
-	if view := have.View; attached(view) {
+	if view := have.View; view.Present() {
 		all = append(all, sentence("%s (%s) is a read-only view of it", view.Path, view.Number))
 	}
 	if c := have.Contents; c.Err != nil {

@@ -324,12 +324,7 @@ func access(readOnly bool) string {
 	return "read-write"
 }
 
-// attached reports whether the plugin's device is there, even if it is being detached.
-func attached(d state.Device) bool {
-	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
-}
-
 // holds reports whether any device of the plugin's is there for the volume.
 func (v Volume) holds() bool {
-	return slices.ContainsFunc(v.Have.Stack(), func(e state.Element) bool { return attached(e.Device) || e.Device.Stray })
+	return slices.ContainsFunc(v.Have.Stack(), func(e state.Element) bool { return e.Device.Present() || e.Device.Stray })
 }

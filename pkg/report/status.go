@@ -88,7 +88,7 @@ func deviceStatus(have state.Actual) string {
 		return fmt.Sprintf("none, it is mounted from %s (%s)", have.Source.Source, have.Source.FSType)
 	}
 	text := elementStatus(have.Device)
-	if attached(have.View) {
+	if have.View.Present() {
 		text += " with read-only view " + have.View.Path
 	}
 	if len(have.Lower) == 0 {

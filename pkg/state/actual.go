@@ -194,6 +194,9 @@ type Device struct {
 // Attached reports whether the plugin's device is attached and not being detached.
 func (d Device) Attached() bool { return d.State == DeviceAttached }
 
+// Present reports whether the plugin's device is there, even if it is being detached.
+func (d Device) Present() bool { return d.Attached() || d.State == DeviceDetaching }
+
 // ContentsKind says what a device was found to hold.
 type ContentsKind int
 

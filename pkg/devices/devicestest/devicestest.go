@@ -173,7 +173,7 @@ func (s *suite) find(volume string) state.Device {
 // held completes what Find says by what Held says.
 func (s *suite) held(d state.Device) state.Device {
 	s.Helper()
-	if d.State == state.DeviceAttached || d.State == state.DeviceDetaching {
+	if d.Present() {
 		var err error
 		d.Held, err = s.Views().Held(s.ctx, d)
 		s.ok(err)

@@ -98,7 +98,7 @@ func (o Offset) Find(_ context.Context, lower state.Device, v devices.Volume) (s
 	}
 	d.Path = path
 	d.State, d.ReadOnly = state.DeviceAttached, info.Flags&unix.LO_FLAGS_READ_ONLY != 0
-	if over := unix.Mkdev(lower.Number.Major, lower.Number.Minor); !isThere(lower) || info.Rdevice != 0 && info.Rdevice != over || !showsOn(path, lower) {
+	if over := unix.Mkdev(lower.Number.Major, lower.Number.Minor); !lower.Present() || info.Rdevice != 0 && info.Rdevice != over || !showsOn(path, lower) {
 		d.State, d.Stray, d.Unmade, d.Holder = state.DeviceForeign, true, false, path
 	} else if info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
 		d.State = state.DeviceDetaching
@@ -110,10 +110,6 @@ func (o Offset) Find(_ context.Context, lower state.Device, v devices.Volume) (s
 	d.Number = state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
 	d.Size, err = sizeOf(path)
 	return d, err
-}
-
-func isThere(d state.Device) bool {
-	return d.State == state.DeviceAttached || d.State == state.DeviceDetaching
 }
 
 // showsOn reports whether a loop device is over the lower element, which is all

@@ -124,8 +124,7 @@ func (m *mapper) luks(name string) (uuid string, ours bool) {
 
 // over reports whether the device stands on that one, and on nothing else.
 func (m *mapper) over(lower state.Device) bool {
-	stands := lower.State == state.DeviceAttached || lower.State == state.DeviceDetaching
-	return stands && len(m.slaves) == 1 && m.slaves[0].number == lower.Number
+	return lower.Present() && len(m.slaves) == 1 && m.slaves[0].number == lower.Number
 }
 
 // beneath names what the device stands on, for humans.

@@ -32,7 +32,7 @@ func (b *Backend) Attached(ctx context.Context) ([]devices.Attachment, error) {
 			return nil, ctx.Err()
 		case err != nil:
 			klog.FromContext(ctx).Error(err, "Skipped a volume, so whether it is attached is not known", "volume", id)
-		case d.State == state.DeviceAttached || d.State == state.DeviceDetaching:
+		case d.Present():
 			all = append(all, devices.Attachment{Volume: id, Device: d})
 		}
 	}

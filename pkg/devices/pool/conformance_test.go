@@ -188,7 +188,7 @@ func attach(t testing.TB, b *backend, volume string, readOnly bool) state.Device
 func want(t testing.TB, b *backend, volume string, want state.DeviceState) state.Device {
 	t.Helper()
 	d, err := b.Find(t.Context(), volume)
-	if err == nil && (d.State == state.DeviceAttached || d.State == state.DeviceDetaching) {
+	if err == nil && d.Present() {
 		d.Held, err = b.Held(t.Context(), d)
 	}
 	require.NoError(t, err)
