@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -22,11 +23,8 @@ import (
 //	<dir>/<hash of the key>.json  {"key": …, "note": …, "seal": "sha256 of key and note"}
 type Dir string
 
-// suffix ends the name of a note's file, and newSuffix that of one that is being written.
-const (
-	suffix    = ".json"
-	newSuffix = ".new"
-)
+// suffix ends the name of a note's file.
+const suffix = ".json"
 
 type sealed struct {
 	Key  string          `json:"key"`
@@ -97,7 +95,7 @@ func (d Dir) Write(key string, note any) error {
 	if err := d.write(key, note); err != nil {
 		return err
 	}
-	return syncDir(string(d))
+	return durable.SyncDir(string(d))
 }
 
 // write is Write without making the name of a new note durable.
@@ -117,11 +115,7 @@ func (d Dir) write(key string, note any) error {
 	if err := d.make(); err != nil {
 		return err
 	}
-	path := d.Path(key)
-	if err := writeFile(path+newSuffix, append(text, '\n')); err != nil {
-		return err
-	}
-	return os.Rename(path+newSuffix, path)
+	return durable.Replace(d.Path(key), append(text, '\n'))
 }
 
 // make makes the directory, durably.
@@ -132,7 +126,7 @@ func (d Dir) make() error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return err
 	}
-	return errors.Join(syncDir(filepath.Dir(string(d))), syncDir(filepath.Dir(filepath.Dir(string(d)))))
+	return errors.Join(durable.SyncDir(filepath.Dir(string(d))), durable.SyncDir(filepath.Dir(filepath.Dir(string(d)))))
 }
 
 // Remove removes the note with a key, durably; there may be none.
@@ -143,7 +137,7 @@ func (d Dir) Remove(key string) error {
 		}
 		return err
 	}
-	return syncDir(string(d))
+	return durable.SyncDir(string(d))
 }
 
 // Each calls f with the key of each note that is whole, and a function that reads
@@ -164,24 +158,4 @@ func (d Dir) Each(f func(key string, read func(into any) error) error) error {
 		err = errors.Join(err, readErr)
 	}
 	return err
-}
-
-func writeFile(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
-}
-
-func syncDir(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

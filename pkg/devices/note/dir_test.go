@@ -36,7 +36,7 @@ func TestDir(t *testing.T) {
 			t.Errorf("%.10q: %t, %q, %v", key, found, got.Words, err)
 		}
 	}
-	if err := os.WriteFile(d.Path("half")+newSuffix, []byte("{"), 0o600); err != nil { // a write that was cut short
+	if err := os.WriteFile(d.Path("half")+".new", []byte("{"), 0o600); err != nil { // a write that was cut short
 		t.Fatal(err)
 	}
 	seen := 0

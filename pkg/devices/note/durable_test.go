@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -22,7 +23,7 @@ func TestNoteThatIsFoundIsDurable(t *testing.T) {
 			return lost
 		}
 		synced++
-		return syncDir(path)
+		return durable.SyncDir(path)
 	}
 	f.sync = count
 	is := func(title string, err error, fails bool) {

@@ -26,6 +26,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/boot"
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -50,7 +51,7 @@ type Facts struct {
 	// durable is false for a note whose sync failed, true for one that is known to be durable. Of
 	// others it is not known: the process before may have been killed before it synced them.
 	durable sync.Map                     // by key
-	sync    func(directory string) error // syncDir, but in tests
+	sync    func(directory string) error // durable.SyncDir, but in tests
 }
 
 // Open returns the facts that are kept in a directory of a --lib-dir.
@@ -59,7 +60,7 @@ func Open(libDir string) (*Facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Facts{dir: Dir(filepath.Join(libDir, "notes")), boot: bootID, sync: syncDir}, nil
+	return &Facts{dir: Dir(filepath.Join(libDir, "notes")), boot: bootID, sync: durable.SyncDir}, nil
 }
 
 // fact is the note of one device.

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 )
 
 // Delete deletes a volume with its data, if it is there. It does not check whether the
@@ -73,8 +75,8 @@ func takeApart(place string) error {
 	if err := ignore(os.Remove(filepath.Join(place, dataFile)), os.ErrNotExist); err != nil {
 		return err
 	}
-	if err := syncDir(place); err != nil {
+	if err := durable.SyncDir(place); err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(place), syncDir(filepath.Dir(place)))
+	return errors.Join(os.RemoveAll(place), durable.SyncDir(filepath.Dir(place)))
 }

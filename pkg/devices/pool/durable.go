@@ -11,38 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
-
-// newSuffix is the suffix of a file that is being written to replace another.
-const newSuffix = ".new"
-
-// writeFile replaces a file, or makes it, in one step and durably: after a
-// crash it has its old contents or the new. Calls for one path must not overlap. The
-// file is not opened with O_TRUNC: such an open by a killed process that hangs would
-// empty what its successor has written meanwhile.
-func writeFile(path string, contents []byte) (err error) {
-	f, err := os.OpenFile(path+newSuffix, os.O_WRONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(contents)
-	if err == nil {
-		err = f.Truncate(int64(len(contents)))
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return errors.Join(err, os.Remove(path+newSuffix))
-	}
-	if err := os.Rename(path+newSuffix, path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
 
 // The facts about a volume are padded to whole factsUnits, by at least factsSlack, so
 // that later versions of them need no further blocks.
@@ -148,7 +121,7 @@ func (d *durability) sync(path string) error {
 			return err
 		}
 	}
-	return syncDir(path)
+	return durable.SyncDir(path)
 }
 
 // failed reports whether what is seen of a volume was not synced, though it should have been.
@@ -197,15 +170,6 @@ func (p *Pool) change(ctx context.Context, id string, change func() error) error
 		p.durable.known.Delete(id)
 	}
 	return err
-}
-
-// syncDir makes the names in a directory durable.
-func syncDir(path string) error {
-	f, err := rawfile.Open(path, os.O_RDONLY, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // lacksRoom reports whether a file system is full or limited.

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
@@ -56,6 +57,14 @@ func identify(dir string) (string, error) {
 	return have.UUID, nil
 }
 
+// writeFile replaces a file, or makes it, durably.
+func writeFile(path string, contents []byte) error {
+	if err := durable.Replace(path, contents); err != nil {
+		return err
+	}
+	return durable.SyncDir(filepath.Dir(path))
+}
+
 // mountedOrKnown returns an error unless there is, or was, a pool in dir, or a file system is
 // mounted there.
 func mountedOrKnown(dir string) error {
@@ -90,7 +99,7 @@ func initialize(dir string) (*marker, error) {
 		return nil, err
 	}
 	for _, entry := range entries {
-		if name := entry.Name(); name != "lost+found" && name != markerFile+newSuffix {
+		if name := entry.Name(); name != "lost+found" && name != markerFile+durable.NewSuffix {
 			return nil, fmt.Errorf("the directory is no pool, and it holds %q: give an empty directory, or move away what is in this one", name)
 		}
 	}
@@ -102,7 +111,7 @@ func initialize(dir string) (*marker, error) {
 	if err := writeFile(filepath.Join(dir, markerFile), raw); err != nil {
 		return nil, err
 	}
-	return m, syncDir(filepath.Dir(dir))
+	return m, durable.SyncDir(filepath.Dir(dir))
 }
 
 // readMarker returns nil when there is no marker in dir, or no dir.

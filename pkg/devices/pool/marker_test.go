@@ -14,7 +14,7 @@ func TestOpenMakesAPoolOfAnEmptyDirectory(t *testing.T) {
 		"missing parents":    func(dir string) { ok(t, os.RemoveAll(filepath.Dir(dir))) },
 		"empty":              func(dir string) { ok(t, os.MkdirAll(dir, 0o700)) },
 		"lost+found":         func(dir string) { ok(t, os.MkdirAll(filepath.Join(dir, "lost+found"), 0o700)) },
-		"interrupted before": func(dir string) { write(t, filepath.Join(dir, markerFile+newSuffix), "{") },
+		"interrupted before": func(dir string) { write(t, filepath.Join(dir, markerFile+".new"), "{") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := newDir(t)

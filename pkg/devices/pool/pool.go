@@ -45,6 +45,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
 )
 
@@ -54,7 +55,7 @@ const (
 	trashDir   = "trash"
 	dataFile   = "data"
 	volumeFile = "volume.json"
-	slotFile   = volumeFile + newSuffix
+	slotFile   = volumeFile + durable.NewSuffix
 )
 
 // Pool is an open pool. Its methods may be called concurrently; those that
@@ -140,7 +141,7 @@ func (p *Pool) makeDirs() error {
 			return err
 		}
 	}
-	if err := syncDir(p.dir); made {
+	if err := durable.SyncDir(p.dir); made {
 		return err
 	}
 	return nil
