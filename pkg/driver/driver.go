@@ -362,8 +362,10 @@ func (p *plugin) serve(ctx context.Context) error {
 	defer stop()
 	var group sync.WaitGroup
 	failed := make(chan error, 2+len(web))
-	settled := make(chan struct{})
-	go func() { defer close(settled); p.reconciler.Run(working) }()
+	var steps sync.WaitGroup // which never ends if one of them hangs on a device
+	steps.Go(func() { p.reconciler.Run(working) })
+	steps.Go(func() { p.reconciler.CleanOrphansAtStart(working) })
+	steps.Go(func() { p.reconciler.Sweep(working) })
 	group.Go(func() { failed <- server.Serve(listener) })
 	group.Go(func() { failed <- watcher.Run(working, p.reconciler.Changed) })
 	if events != nil {
@@ -378,11 +380,6 @@ func (p *plugin) serve(ctx context.Context) error {
 			group.Go(func() { p.watchBackend(working, b.name, w) })
 		}
 	}
-	swept := make(chan struct{}) // never closed if one of them hangs on a device
-	var sweeps sync.WaitGroup
-	sweeps.Go(func() { p.reconciler.CleanOrphansAtStart(working) })
-	sweeps.Go(func() { p.reconciler.Sweep(working) })
-	go func() { defer close(swept); sweeps.Wait() }()
 	for _, w := range web {
 		group.Go(func() { failed <- w.serve() })
 	}
@@ -401,14 +398,8 @@ func (p *plugin) serve(ctx context.Context) error {
 		err = errors.Join(err, w.close())
 	}
 	group.Wait()
-	limit := time.After(stopTimeout)
-	for _, ended := range []<-chan struct{}{settled, swept} {
-		select {
-		case <-ended:
-		case <-limit:
-			klog.FromContext(ctx).Info("A step does not end and is left to the next start", "waited", stopTimeout)
-			return err
-		}
+	if !endInTime(working, steps.Wait) {
+		klog.FromContext(ctx).Info("A step does not end and is left to the next start", "waited", stopTimeout)
 	}
 	return err
 }

@@ -97,6 +97,13 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 	if err := v.allowsAnother(t); err != nil {
 		return err
 	}
+	v.setTarget(t, now)
+	return nil
+}
+
+// setTarget asks for a target, in the place of the one at its path.
+func (v *Volume) setTarget(t *Target, now time.Time) {
+	have := v.Targets[t.Path]
 	if v.Targets == nil {
 		v.Targets = map[string]*Target{}
 	}
@@ -111,7 +118,6 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 		}
 		have.Next = t
 	}
-	return nil
 }
 
 // checkPath refuses a target path at, above or below another path of the volume.
@@ -138,11 +144,7 @@ func Within(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
 // flagsBeyond refuses superblock flags that the stage was not mounted with: a bind
 // cannot add them.
 func (t *Target) flagsBeyond(s *Stage) error {
-	mine, err := ParseFlags(t.Capability.Flags)
-	if err != nil {
-		return err
-	}
-	staged, err := ParseFlags(s.Capability.Flags)
+	mine, staged, err := parseBoth(t.Capability.Flags, s.Capability.Flags)
 	if err != nil {
 		return err
 	}

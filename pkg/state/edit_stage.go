@@ -64,11 +64,7 @@ func (v *Volume) setStage(s *Stage) {
 
 // checkFoundFlags refuses mount flags that the kernel does not show of an adopted stage.
 func (s *Stage) checkFoundFlags(have *Stage) error {
-	flags, err := ParseFlags(s.Capability.Flags)
-	if err != nil {
-		return err
-	}
-	adopted, err := ParseFlags(have.Capability.Flags)
+	flags, adopted, err := parseBoth(s.Capability.Flags, have.Capability.Flags)
 	if err != nil {
 		return err
 	}

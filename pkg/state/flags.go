@@ -93,6 +93,14 @@ func ParseFlags(flags []string) (Flags, error) {
 	return f, nil
 }
 
+// parseBoth sorts out the mount flags of two requests.
+func parseBoth(one, other []string) (a, b Flags, err error) {
+	if a, err = ParseFlags(one); err == nil {
+		b, err = ParseFlags(other)
+	}
+	return a, b, err
+}
+
 func (f *Flags) add(word string) error {
 	name, _, valued := strings.Cut(word, "=")
 	a, isAttribute := attributeWords[name]

@@ -89,11 +89,7 @@ func sameFlags(a, b []string) bool {
 	if slices.Equal(a, b) {
 		return true
 	}
-	x, err := ParseFlags(a)
-	if err != nil {
-		return false
-	}
-	y, err := ParseFlags(b)
+	x, y, err := parseBoth(a, b)
 	return err == nil && x.Same(y)
 }
 
