@@ -23,7 +23,7 @@ import (
 func (o Output) Print(out io.Writer, value any, table func(io.Writer)) error {
 	switch o {
 	case "json":
-		return writeJSON(out, value)
+		return WriteJSON(out, value)
 	case "yaml":
 		return writeYAML(out, value)
 	}
@@ -49,7 +49,8 @@ func (o Output) PrintTables(out io.Writer, report Tables) error {
 	return o.Print(out, report, nil)
 }
 
-func writeJSON(out io.Writer, value any) error {
+// WriteJSON writes a value as people read JSON.
+func WriteJSON(out io.Writer, value any) error {
 	e := json.NewEncoder(out)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
@@ -59,7 +60,7 @@ func writeJSON(out io.Writer, value any) error {
 // writeYAML writes the JSON of a value as YAML, with its fields in the same order.
 func writeYAML(out io.Writer, value any) error {
 	var text bytes.Buffer
-	if err := writeJSON(&text, value); err != nil {
+	if err := WriteJSON(&text, value); err != nil {
 		return err
 	}
 	var node yaml.Node // JSON is YAML

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/pkg/report"
 )
 
@@ -74,7 +75,7 @@ func readBundle(ctx context.Context, stateDir string, o Options, log string) bun
 		return err
 	})
 	add("status.txt", "what `status --output wide` prints", status(func(out io.Writer) error { return node.PrintWide(out) }))
-	add("status.json", "the same as JSON", status(func(out io.Writer) error { return writeObject(out, node) }))
+	add("status.json", "the same as JSON", status(func(out io.Writer) error { return command.WriteJSON(out, node) }))
 	// Those that ask no disk come first.
 	add("goroutines.txt", "what the plugin's goroutines do", asked("/goroutines"))
 	add("log.txt", fmt.Sprintf("the last %d KiB of the running plugin's log", maxLogTail>>10), asked("/log"))
@@ -94,11 +95,11 @@ func readBundle(ctx context.Context, stateDir string, o Options, log string) bun
 	})
 	add("volumes.json", "the volumes that the backends have", func(ctx context.Context, out io.Writer) error {
 		all, err := readInventory(ctx, stateDir, o)
-		return errors.Join(err, writeObject(out, all))
+		return errors.Join(err, command.WriteJSON(out, all))
 	})
 	add("orphans.json", "what `orphans` finds", func(ctx context.Context, out io.Writer) error {
 		found, err := readOrphans(ctx, stateDir, o)
-		return errors.Join(err, writeObject(out, found))
+		return errors.Join(err, command.WriteJSON(out, found))
 	})
 	return b
 }
@@ -121,13 +122,6 @@ var secretWords = regexp.MustCompile(`(?i)([a-z_-]*(?:password|passwd|passphrase
 
 func redactSecretWords(text string) string {
 	return secretWords.ReplaceAllString(text, "${1}(left out)")
-}
-
-func writeObject(out io.Writer, value any) error {
-	e := json.NewEncoder(out)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(value)
 }
 
 // about is what is told of the plugin and of the program that makes the bundle.
@@ -178,7 +172,7 @@ func readAbout(ctx context.Context, stateDir string, o Options, out io.Writer) e
 	} else if json.Valid(raw) {
 		a.Settings = raw
 	}
-	return errors.Join(writeObject(out, a), err)
+	return errors.Join(command.WriteJSON(out, a), err)
 }
 
 // explainAll explains the volumes of a report, those that fail first.

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -193,12 +191,4 @@ func versionOf(ctx context.Context, tool []string) string {
 		}
 	}
 	return "it does not tell"
-}
-
-// memoryLimit returns the limit of Go's memory, in bytes; 0: none.
-func memoryLimit() int64 {
-	if limit := debug.SetMemoryLimit(-1); limit != math.MaxInt64 {
-		return limit
-	}
-	return 0
 }

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"math"
 	"os"
 	"runtime/debug"
 	memory "runtime/metrics"
@@ -50,4 +51,12 @@ func (r *idleDetector) begins(allocated uint64) bool {
 	}
 	r.served = allocated
 	return true
+}
+
+// memoryLimit returns the limit of Go's memory, in bytes; 0: none.
+func memoryLimit() int64 {
+	if limit := debug.SetMemoryLimit(-1); limit != math.MaxInt64 {
+		return limit
+	}
+	return 0
 }

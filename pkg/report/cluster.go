@@ -153,15 +153,6 @@ func (c Cluster) Fills() []FillOf {
 	return all
 }
 
-// Pick returns the report of the volumes that a filter picks.
-func (c Cluster) Pick(f Filter) Cluster {
-	c.Nodes = slices.Clone(c.Nodes)
-	for i := range c.Nodes {
-		c.Nodes[i].Node = c.Nodes[i].Node.Pick(f)
-	}
-	return c
-}
-
 // Err returns why not all nodes could be asked; nil: all were.
 func (c Cluster) Err() error {
 	var errs []error

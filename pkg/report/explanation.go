@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -52,6 +53,34 @@ func (v Volume) Explanation() Explanation {
 		}
 	}
 	return explanation
+}
+
+// Section is a part of an explanation.
+type Section struct {
+	Title     string   `json:"title"`
+	Sentences []string `json:"sentences"`
+}
+
+// Sections returns the explanation in the order in which people read it, without what is
+// empty.
+func (e Explanation) Sections() []Section {
+	return slices.DeleteFunc([]Section{
+		{"Asked", e.Asked}, {"Is", e.Is}, {"Missing", e.Missing}, {"In the way", e.InTheWay}, {"Refused last", e.Refused}, {"Next", e.Next}, {"You can", e.YouCan},
+	}, func(section Section) bool { return len(section.Sentences) == 0 })
+}
+
+// Print writes the explanation.
+func (e Explanation) Print(out io.Writer) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "volume %s\n", e.Volume)
+	for _, section := range e.Sections() {
+		fmt.Fprintf(&text, "\n%s:\n", section.Title)
+		for _, sentence := range section.Sentences {
+			fmt.Fprintf(&text, "  %s\n", sentence)
+		}
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
 }
 
 // sentence makes a sentence of a phrase: it begins with a capital, unless with a path,

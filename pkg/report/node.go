@@ -2,7 +2,6 @@ package report
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -117,32 +116,4 @@ func (r Registration) Tell() string {
 		return fmt.Sprintf("The plugin is not registered with kubelet, as of %s ago: %s", time.Since(r.Since).Round(time.Second), r.Error)
 	}
 	return fmt.Sprintf("kubelet has not asked at %s yet: is it running, and is this its plugins_registry?", r.Socket)
-}
-
-// Section is a part of an explanation.
-type Section struct {
-	Title     string   `json:"title"`
-	Sentences []string `json:"sentences"`
-}
-
-// Sections returns the explanation in the order in which people read it, without what is
-// empty.
-func (s Explanation) Sections() []Section {
-	return slices.DeleteFunc([]Section{
-		{"Asked", s.Asked}, {"Is", s.Is}, {"Missing", s.Missing}, {"In the way", s.InTheWay}, {"Refused last", s.Refused}, {"Next", s.Next}, {"You can", s.YouCan},
-	}, func(section Section) bool { return len(section.Sentences) == 0 })
-}
-
-// Print writes the explanation.
-func (s Explanation) Print(out io.Writer) error {
-	var text strings.Builder
-	fmt.Fprintf(&text, "volume %s\n", s.Volume)
-	for _, section := range s.Sections() {
-		fmt.Fprintf(&text, "\n%s:\n", section.Title)
-		for _, sentence := range section.Sentences {
-			fmt.Fprintf(&text, "  %s\n", sentence)
-		}
-	}
-	_, err := io.WriteString(out, text.String())
-	return err
 }

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 
@@ -76,12 +75,7 @@ func refill(ctx context.Context, f *os.File) error {
 	if lack > room {
 		return fmt.Errorf("%s lacks %d bytes, and its file system has room for %d", f.Name(), lack, room)
 	}
-	for { // all of it, as st_blocks counts metadata too
-		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, st.Size)
-		if !errors.Is(err, unix.EINTR) || ctx.Err() != nil {
-			return wrap(err, "fallocate %s", f.Name())
-		}
-	}
+	return fallocate(ctx, f, unix.FALLOC_FL_KEEP_SIZE, st.Size) // all of it, as st_blocks counts metadata too
 }
 
 // Detach detaches the volume's device and returns nil when it is seen to be

@@ -109,8 +109,14 @@ func allocate(ctx context.Context, f *os.File, bytes int64, how Provisioning) er
 	if how == Thin {
 		return f.Truncate(bytes)
 	}
+	return fallocate(ctx, f, 0, bytes)
+}
+
+// fallocate allocates the first bytes of a file. A signal may interrupt it, such as one of the
+// Go runtime's: then it goes on, until ctx ends.
+func fallocate(ctx context.Context, f *os.File, mode uint32, bytes int64) error {
 	for {
-		switch err := unix.Fallocate(int(f.Fd()), 0, 0, bytes); {
+		switch err := unix.Fallocate(int(f.Fd()), mode, 0, bytes); {
 		case !errors.Is(err, unix.EINTR):
 			return wrap(err, "fallocate %s to %d bytes", f.Name(), bytes)
 		case ctx.Err() != nil:
