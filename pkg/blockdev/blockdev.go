@@ -3,7 +3,7 @@
 // use, and zeroes it.
 //
 // Read first: identity.go (which device is which), over sysfs.go. Then view.go and
-// erase.go.
+// zero.go.
 package blockdev
 
 import (
@@ -42,7 +42,7 @@ func New(loops *loop.Devices, volumeAt func(state.DeviceNumber) string) *Devices
 // (open(2): EBUSY). Asking claims the device for some microseconds, so only the volume's
 // worker may ask.
 func (b *Devices) Held(ctx context.Context, d state.Device) (held bool, err error) {
-	f, done, err := b.claim(ctx, d, os.O_RDONLY)
+	f, done, err := b.claim(ctx, d)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return true, nil
@@ -56,7 +56,7 @@ func (b *Devices) Held(ctx context.Context, d state.Device) (held bool, err erro
 }
 
 // claim opens a device O_EXCL by its node. The caller closes it before done.
-func (b *Devices) claim(ctx context.Context, d state.Device, mode int) (f *os.File, done func(), err error) {
+func (b *Devices) claim(ctx context.Context, d state.Device) (f *os.File, done func(), err error) {
 	path, number := d.Path, d.Number
 	if !devnode.IsAt(path, number) { // a symbolic link, such as those of the device mapper, is not it
 		if path, err = devnode.PathOf(number); err != nil {
@@ -67,7 +67,7 @@ func (b *Devices) claim(ctx context.Context, d state.Device, mode int) (f *os.Fi
 	if err != nil {
 		return nil, nil, err
 	}
-	f, err = devnode.Claim(ctx, number, func() (*os.File, error) { return devnode.Open(path, number, mode|unix.O_EXCL) })
+	f, err = devnode.Claim(ctx, number, func() (*os.File, error) { return devnode.Open(path, number, os.O_RDONLY|unix.O_EXCL) })
 	if err != nil {
 		done()
 		return nil, nil, err

@@ -32,7 +32,7 @@ func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
 			return state.Errorf(state.FailedPrecondition, "%s takes no writes: see to its write protection", info.Path)
 		}
 		begun = true
-		err := blockdev.Zero(ctx, f, info.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(f, offset, bytes) })
+		err := blockdev.Zero(ctx, f, info.Size, nil)
 		if err != nil {
 			return err
 		}

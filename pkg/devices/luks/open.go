@@ -198,6 +198,6 @@ func (l *Layer) Erase(ctx context.Context, lower state.Device, v devices.Volume)
 			return err
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
-		return blockdev.Zero(ctx, f, d.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(f, offset, bytes) })
+		return blockdev.Zero(ctx, f, d.Size, nil)
 	})
 }

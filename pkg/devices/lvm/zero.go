@@ -55,7 +55,7 @@ func (b *Backend) zeroAfter(ctx context.Context, device string, d *mapper.Device
 	if err != nil {
 		return err
 	}
-	part := func(offset, bytes int64) error { return blockdev.ZeroRange(f, offset, bytes) }
+	var part func(offset, bytes int64) error
 	if thin {
 		part = func(offset, bytes int64) error { return discard(ctx, f, offset, bytes) }
 	}

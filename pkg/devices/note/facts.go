@@ -405,7 +405,7 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 	if err := f.same(file, d); err != nil {
 		return err
 	}
-	return blockdev.Zero(ctx, file, d.Size, func(offset, bytes int64) error { return blockdev.ZeroRange(file, offset, bytes) })
+	return blockdev.Zero(ctx, file, d.Size, nil)
 }
 
 // same returns an error unless an open file is of the device that was found.

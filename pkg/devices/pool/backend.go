@@ -97,9 +97,6 @@ func (b *Backend) keepBlocks(ctx context.Context, ids []string) {
 	}
 }
 
-// Pool returns the pool.
-func (b *Backend) Pool() *Pool { return b.pool }
-
 // Close leaves the pool to others. Devices stay as they are.
 func (b *Backend) Close() error {
 	if b.unlock == nil {

@@ -7,6 +7,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/loop"
 )
 
+// Pool returns the pool.
+func (b *Backend) Pool() *Pool { return b.pool }
+
 // AttachTakingDiscards attaches a volume's data as a crash leaves it that came
 // before the device was told to refuse discards.
 func (b *Backend) AttachTakingDiscards(ctx context.Context, loops *loop.Devices, path, id string) error {
