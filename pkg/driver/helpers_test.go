@@ -248,11 +248,10 @@ func (f fakeFilesystems) Probe(_ context.Context, d state.Device, _ string) (c s
 	return c, err
 }
 
-func (f fakeFilesystems) Prove(context.Context, state.Device) error          { return nil }
-func (f fakeFilesystems) Smallest(string) int64                              { return 0 }
-func (f fakeFilesystems) Options(m state.Mount) string                       { return m.Options }
-func (f fakeFilesystems) Format(context.Context, state.Device, string) error { return nil }
-func (f fakeFilesystems) FormatAfter(context.Context, state.Device, string, func(context.Context) (string, error)) error {
+func (f fakeFilesystems) Prove(context.Context, state.Device) error { return nil }
+func (f fakeFilesystems) Smallest(string) int64                     { return 0 }
+func (f fakeFilesystems) Options(m state.Mount) string              { return m.Options }
+func (f fakeFilesystems) Format(context.Context, state.Device, string, func(context.Context) (string, error)) error {
 	return nil
 }
 func (f fakeFilesystems) Try(context.Context, state.Device, string) error   { return nil }

@@ -100,7 +100,7 @@ func TestProbeOtherBtrfs(t *testing.T) {
 		device := attach(t, image)
 		wantProbe(t, h, device, state.ContentsOther, "one of the 2 devices of a btrfs")
 		unchanged(t, image, func() {
-			wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "one of the 2 devices of a btrfs")
+			wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.FailedPrecondition, "one of the 2 devices of a btrfs")
 		})
 	}
 	seed := mkfsBtrfs(t)
@@ -144,7 +144,7 @@ func TestGuardFindsBtrfsMirrors(t *testing.T) {
 		if c := probe(t, h, device, ""); c.Kind != state.ContentsOther || c.Found != want {
 			t.Errorf("%+v, want %q", c, want)
 		}
-		wantClass(t, h.Format(t.Context(), device, "btrfs"), state.FailedPrecondition, want)
+		wantClass(t, h.Format(t.Context(), device, "btrfs", nil), state.FailedPrecondition, want)
 		write(t, alone, offset+0x40, make([]byte, len(btrfsMagic))) // the places are read even when the magic is gone
 		if c := probe(t, h, device, ""); c.Kind != state.ContentsOther || !strings.HasPrefix(c.Found, "data at byte ") {
 			t.Errorf("without its magic: %+v", c)
@@ -210,12 +210,12 @@ func TestFormatBtrfsBesideDevicesThatGo(t *testing.T) {
 	runs := filepath.Join(t.TempDir(), "runs")
 	const fails = "echo x >>%s; [ $(wc -l <%[1]s) -gt %d ] || { echo 'ERROR: cannot check mount status of x: No such device or address' >&2; exit 1; }; exec %s \"$@\""
 	script(t, "mkfs.btrfs", fmt.Sprintf(fails, runs, 1000, real))
-	wantClass(t, newHost(t).Format(t.Context(), device, "btrfs"), state.Unavailable, "cannot check mount status")
+	wantClass(t, newHost(t).Format(t.Context(), device, "btrfs", nil), state.Unavailable, "cannot check mount status")
 	text, err := os.ReadFile(runs)
 	must0(t, err)
 	if got := strings.Count(string(text), "x"); got != btrfsTries {
 		t.Errorf("it was run %d times", got)
 	}
 	script(t, "mkfs.btrfs", fmt.Sprintf(fails, runs, btrfsTries+1, real))
-	must0(t, newHost(t).Format(t.Context(), device, "btrfs"))
+	must0(t, newHost(t).Format(t.Context(), device, "btrfs", nil))
 }

@@ -52,20 +52,17 @@ func (h *Host) prove(ctx context.Context, d *device) error {
 // blank, or it is not, and the next probe tells. state.Unwritten: the device was not blank,
 // or keeps nothing of what mkfs wrote.
 //
+// last, if it is not nil, is called when the device was proved blank, right before mkfs. It
+// returns the UUID of the file system to make, which is as mkfs wants it if it is "" or the
+// type is btrfs. Its error is that of Format.
+//
 // It blocks for a slot (see New), for the proof and for mkfs; when ctx ends,
 // mkfs is killed, and Format returns once it is gone.
 //
 // FailedPrecondition: the device is not blank, is read-only, or is too small.
 // InvalidArgument: the type is not of Types. A device that somebody else holds
 // is an error without a class.
-func (h *Host) Format(ctx context.Context, facts state.Device, fsType string) error {
-	return h.FormatAfter(ctx, facts, fsType, func(context.Context) (string, error) { return "", nil })
-}
-
-// FormatAfter is Format, and calls last when the device was proved blank, right before mkfs.
-// last returns the UUID of the file system to make, which is as mkfs wants it if it is "" or
-// the type is btrfs. Its error is that of FormatAfter.
-func (h *Host) FormatAfter(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (uuid string, err error)) (err error) {
+func (h *Host) Format(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (uuid string, err error)) (err error) {
 	defer state.Wrap(&err, "format %s as %s", facts.Path, fsType)
 	k, err := h.kind(fsType)
 	if err != nil {
@@ -98,9 +95,12 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 	case err != nil:
 		return err
 	}
-	uuid, err := last(ctx)
-	if err != nil {
-		return err
+	uuid := ""
+	if last != nil {
+		var err error
+		if uuid, err = last(ctx); err != nil {
+			return err
+		}
 	}
 	if t.anyUUID {
 		uuid = ""

@@ -43,10 +43,10 @@ func TestFormatReservesNothing(t *testing.T) {
 // Every ext4 has a journal, and blocks of 4 KiB where that allows.
 func TestFormatSmall(t *testing.T) {
 	h := newHost(t)
-	wantClass(t, h.Format(t.Context(), attach(t, newImage(t, 2*mib-4096)), "ext4"), state.FailedPrecondition, "ext4 needs at least 2097152")
+	wantClass(t, h.Format(t.Context(), attach(t, newImage(t, 2*mib-4096)), "ext4", nil), state.FailedPrecondition, "ext4 needs at least 2097152")
 	for bytes, block := range map[int64]string{2 * mib: "1024", 8*mib - 4096: "1024", 8 * mib: "4096", 64 * mib: "4096"} {
 		device := attach(t, newImage(t, bytes))
-		must0(t, h.Format(t.Context(), device, "ext4"))
+		must0(t, h.Format(t.Context(), device, "ext4", nil))
 		out := command(t, "dumpe2fs", "-h", device.Path)
 		if !strings.Contains(out, "has_journal") || !strings.Contains(out, "Block size:               "+block+"\n") {
 			t.Errorf("%d bytes:\n%s", bytes, out)
@@ -61,19 +61,19 @@ func TestFormatRefuses(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 64*mib))
 	unchanged(t, device.Backing, func() {
-		wantClass(t, h.Format(t.Context(), device, "vfat"), state.InvalidArgument, "use one of ext4, xfs, btrfs")
-		wantClass(t, h.Format(t.Context(), device, "xfs"), state.FailedPrecondition, "67108864 bytes", "at least 314572800")
+		wantClass(t, h.Format(t.Context(), device, "vfat", nil), state.InvalidArgument, "use one of ext4, xfs, btrfs")
+		wantClass(t, h.Format(t.Context(), device, "xfs", nil), state.FailedPrecondition, "67108864 bytes", "at least 314572800")
 		readOnly := device
 		readOnly.ReadOnly = true
-		wantClass(t, h.Format(t.Context(), readOnly, "ext4"), state.FailedPrecondition, "read-only")
+		wantClass(t, h.Format(t.Context(), readOnly, "ext4", nil), state.FailedPrecondition, "read-only")
 		held, err := os.OpenFile(device.Path, os.O_RDONLY|unix.O_EXCL, 0)
 		must0(t, err)
-		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "mounted or claimed", "busy")
+		wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.Unavailable, "mounted or claimed", "busy")
 		must0(t, held.Close())
 	})
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	must0(t, h.Format(t.Context(), device, "ext4", nil))
 	unchanged(t, device.Backing, func() {
-		err := h.Format(t.Context(), device, "ext4")
+		err := h.Format(t.Context(), device, "ext4", nil)
 		wantClass(t, err, state.FailedPrecondition, "found ext4 file system")
 	})
 }
@@ -88,18 +88,18 @@ func TestFormatNoise(t *testing.T) {
 	for _, at := range []int64{0, 64 * mib, -2 * mib} {
 		write(t, device.Path, at, noise)
 	}
-	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "data")
+	wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.FailedPrecondition, "data")
 	device.Noise = true
 	write(t, device.Path, 0, []byte("LUKS\xba\xbe"))
 	write(t, device.Path, 1024+0x38, []byte(ext4Magic))
 	unchanged(t, device.Backing, func() {
 		held, err := os.OpenFile(device.Path, os.O_RDONLY|unix.O_EXCL, 0)
 		must0(t, err)
-		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "busy")
+		wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.Unavailable, "busy")
 		must0(t, held.Close())
 	})
 	for _, fsType := range []string{"ext4", "xfs", "btrfs", "xfs", "ext4"} { // each over the one before
-		must0(t, h.Format(t.Context(), device, fsType))
+		must0(t, h.Format(t.Context(), device, fsType, nil))
 		if c := probe(t, h, device, ""); c.Kind != state.ContentsFilesystem || c.FSType != fsType {
 			t.Errorf("%s: %+v", fsType, c)
 		}
@@ -113,11 +113,11 @@ func TestFormatToolFails(t *testing.T) {
 	device := attach(t, newImage(t, 64*mib))
 	t.Run("exit code", func(t *testing.T) {
 		script(t, "mkfs.ext4", "echo no luck today >&2; exit 3")
-		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "mkfs.ext4 failed with exit code 3: no luck today", device.Path)
+		wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.Unavailable, "mkfs.ext4 failed with exit code 3: no luck today", device.Path)
 	})
 	t.Run("nothing made", func(t *testing.T) {
 		script(t, "mkfs.ext4", "exit 0")
-		err := h.Format(t.Context(), device, "ext4")
+		err := h.Format(t.Context(), device, "ext4", nil)
 		wantClass(t, err, state.Unavailable, "there is no file system")
 		if !errors.As(err, new(*state.Unwritten)) {
 			t.Errorf("what turns up there would be taken for the remains of the format: %v", err)
@@ -125,7 +125,7 @@ func TestFormatToolFails(t *testing.T) {
 	})
 	t.Run("something else made", func(t *testing.T) {
 		script(t, "mkfs.ext4", `for last; do :; done; exec mkfs.ext3 -q "$last"`)
-		wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "file system of type ext3")
+		wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.Unavailable, "file system of type ext3")
 	})
 }
 
@@ -138,11 +138,11 @@ func TestFormatSlots(t *testing.T) {
 	script(t, "mkfs.ext4", "exec 9>"+line.Path+"; echo started >&9; sleep 60")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- h.Format(ctx, first, "ext4") }()
+	go func() { done <- h.Format(ctx, first, "ext4", nil) }()
 	line.WaitFor(t, "started")
 	impatient, giveUp := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
-	go func() { waiting <- h.Format(impatient, second, "ext4") }()
+	go func() { waiting <- h.Format(impatient, second, "ext4", nil) }()
 	giveUp()
 	wantClass(t, <-waiting, state.Canceled)
 	cancel()
@@ -215,7 +215,7 @@ func TestFormatWithOlderMkfs(t *testing.T) {
 	script := "#!/bin/sh\ncase \"$*\" in *prezeroed*) echo 'Bad option(s) specified: assume_storage_prezeroed' >&2; exit 1;; esac\nexec " + real + " \"$@\"\n"
 	machine.WriteProgram(t, filepath.Join(dir, "mkfs.ext4"), script)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	must0(t, newHost(t).Format(t.Context(), attach(t, newImage(t, 64*mib)), "ext4"))
+	must0(t, newHost(t).Format(t.Context(), attach(t, newImage(t, 64*mib)), "ext4", nil))
 }
 
 // mkfs is not believed how much of the device it has used.
@@ -223,5 +223,5 @@ func TestFormatHalf(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 64*mib))
 	script(t, "mkfs.ext4", `for last; do :; done; exec mke2fs -t ext4 -q -b 4096 "$last" 2000`)
-	wantClass(t, h.Format(t.Context(), device, "ext4"), state.Unavailable, "only 8192000 of the device's 67108864 bytes")
+	wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.Unavailable, "only 8192000 of the device's 67108864 bytes")
 }

@@ -97,7 +97,7 @@ func TestGrowRefuses(t *testing.T) {
 	device := attach(t, newImage(t, 300*mib))
 	wantClass(t, h.Grow(t.Context(), device, "ext4", ""), state.FailedPrecondition, "holds a blank device")
 	wantClass(t, h.Grow(t.Context(), device, "vfat", ""), state.InvalidArgument)
-	must0(t, h.Format(t.Context(), device, "xfs"))
+	must0(t, h.Format(t.Context(), device, "xfs", nil))
 	device = resize(t, device, 400*mib)
 	wantClass(t, h.Grow(t.Context(), device, "xfs", ""), state.FailedPrecondition, "only while it is mounted")
 	device.ReadOnly = true

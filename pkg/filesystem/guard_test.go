@@ -143,14 +143,14 @@ func TestGuard(t *testing.T) {
 					t.Errorf("found %s %q, want %s %q", got.Kind, got.Found, c.kind, c.found)
 				}
 				if c.kind == state.ContentsBlank {
-					must0(t, h.Format(t.Context(), device, "ext4"))
+					must0(t, h.Format(t.Context(), device, "ext4", nil))
 					if got := probe(t, h, device, ""); got.Kind != state.ContentsFilesystem || got.FSType != "ext4" {
 						t.Errorf("after Format: %+v", got)
 					}
 					return
 				}
 				unchanged(t, image, func() {
-					wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, c.found, device.Path)
+					wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.FailedPrecondition, c.found, device.Path)
 				})
 			})
 		}
@@ -169,7 +169,7 @@ func TestGuardShorterThanVolume(t *testing.T) {
 	device := attach(t, newImage(t, 16*mib))
 	device.Capacity += 50
 	wantProbe(t, h, device, state.ContentsOther, "50 bytes shorter than the volume")
-	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "50 bytes shorter")
+	wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.FailedPrecondition, "50 bytes shorter")
 }
 
 // The file of a loop device that is cut short after the attach reads as an
@@ -196,7 +196,7 @@ func TestGuardCutShort(t *testing.T) {
 			if strings.Contains(c.Found, "cannot be read") { // now
 				class = state.Unavailable
 			}
-			err := h.Format(t.Context(), device, "ext4")
+			err := h.Format(t.Context(), device, "ext4", nil)
 			wantClass(t, err, class, c.Found)
 			wantClass(t, h.Grow(t.Context(), device, "ext4", ""), class, c.Found)
 			if c.Unreadable != (class == state.Unavailable) || !errors.As(err, new(*state.Unwritten)) {
@@ -243,7 +243,7 @@ func TestGuardOfAFreshDevice(t *testing.T) {
 	must0(t, err)
 	wantProbe(t, h, device, state.ContentsOther, "data at byte 5242880")
 	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, "data at byte 5242880")
-	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, "data at byte 5242880")
+	wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.FailedPrecondition, "data at byte 5242880")
 
 	image := newImage(t, 16*mib)
 	write(t, image, 0, []byte("x"))
@@ -296,7 +296,7 @@ func TestGuardReadsAll(t *testing.T) {
 	ctx := state.WithProgress(t.Context(), func(words string) { told = append(told, words) })
 	unchanged(t, image, func() {
 		wantClass(t, h.Prove(ctx, device), state.FailedPrecondition, fmt.Sprintf("data at byte %d", middle), device.Path)
-		wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, fmt.Sprintf("data at byte %d", middle))
+		wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.FailedPrecondition, fmt.Sprintf("data at byte %d", middle))
 	})
 	if len(told) == 0 || told[len(told)-1] != "proving that it is blank: 50 % of 384Mi read" {
 		t.Errorf("told %d times, at last %q", len(told), told[max(len(told)-1, 0):])
@@ -306,7 +306,7 @@ func TestGuardReadsAll(t *testing.T) {
 	wantClass(t, h.Prove(t.Context(), device), state.FailedPrecondition, fmt.Sprintf("data at byte %d", size-1))
 	write(t, image, size-1, []byte{0})
 	must0(t, h.Prove(t.Context(), device))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	must0(t, h.Format(t.Context(), device, "ext4", nil))
 }
 
 // What is no local file may read as zeros for a while, and is read twice.
@@ -347,7 +347,7 @@ func TestGuardBound(t *testing.T) {
 	wantProbe(t, h, device, state.ContentsBlank, "")
 	write(t, image, ProveLimit, []byte("x")) // where the file tells that it may be, however far
 	wantProbe(t, h, device, state.ContentsOther, fmt.Sprintf("data at byte %d", ProveLimit))
-	wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, fmt.Sprintf("data at byte %d", ProveLimit))
+	wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.FailedPrecondition, fmt.Sprintf("data at byte %d", ProveLimit))
 	command(t, "fallocate", "--punch-hole", "--offset", strconv.Itoa(ProveLimit), "--length", "1MiB", image)
 	device.Backing = ""
 	wantProbe(t, h, device, state.ContentsOther, "no more than 64.0 GiB are read")
@@ -358,7 +358,7 @@ func TestGuardBound(t *testing.T) {
 	device.Fresh = true
 	wantProbe(t, h, device, state.ContentsBlank, "")
 	must0(t, h.Prove(t.Context(), device))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	must0(t, h.Format(t.Context(), device, "ext4", nil))
 	wantProbe(t, h, device, state.ContentsFilesystem, "")
 }
 
@@ -404,7 +404,7 @@ func TestGuardOnEveryPool(t *testing.T) {
 			if c := probe(t, h, device, ""); c.Found != fmt.Sprintf("data at byte %d", 77*mib) {
 				t.Errorf("written: %+v", c)
 			}
-			wantClass(t, h.Format(t.Context(), device, "ext4"), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 77*mib))
+			wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 77*mib))
 		})
 	}
 }
@@ -416,7 +416,7 @@ func TestGuardEndsWithContext(t *testing.T) {
 	cancel()
 	_, err := h.Probe(ctx, device, "")
 	wantClass(t, err, state.Canceled)
-	wantClass(t, h.Format(ctx, device, "ext4"), state.Canceled)
+	wantClass(t, h.Format(ctx, device, "ext4", nil), state.Canceled)
 	d, err := open(device, 0)
 	must0(t, err)
 	defer d.Close()

@@ -49,7 +49,7 @@ func TestKinds(t *testing.T) {
 func formatted(t testing.TB, h *Host, fsType string, size int64) state.Device {
 	t.Helper()
 	device := attach(t, newImage(t, size))
-	must0(t, h.Format(t.Context(), device, fsType))
+	must0(t, h.Format(t.Context(), device, fsType, nil))
 	return device
 }
 
@@ -79,7 +79,7 @@ func keepsAllocation(t *testing.T, h *Host, k traits) {
 		if thick {
 			command(t, "fallocate", "--length", fmt.Sprint(kindBytes), image)
 		}
-		must0(t, h.Format(t.Context(), attach(t, image), k.name))
+		must0(t, h.Format(t.Context(), attach(t, image), k.name, nil))
 		var st unix.Stat_t
 		must0(t, unix.Stat(image, &st))
 		allocated := st.Blocks * 512
@@ -95,7 +95,7 @@ func tellsTheSmallest(t *testing.T, h *Host, k traits) {
 	}
 	small := attach(t, newImage(t, k.smallest-4096))
 	unchanged(t, small.Backing, func() {
-		wantClass(t, h.Format(t.Context(), small, k.name), state.FailedPrecondition,
+		wantClass(t, h.Format(t.Context(), small, k.name, nil), state.FailedPrecondition,
 			fmt.Sprintf("the device has %d bytes, and %s needs at least %d", k.smallest-4096, k.name, k.smallest))
 	})
 	device := formatted(t, h, k.name, k.smallest)
@@ -110,13 +110,13 @@ func refusesWhatIsNotBlank(t *testing.T, h *Host, k traits) {
 	for _, other := range h.Types() {
 		device := formatted(t, h, other, kindBytes)
 		unchanged(t, device.Backing, func() {
-			wantClass(t, h.Format(t.Context(), device, k.name), state.FailedPrecondition, "found "+other+" file system")
+			wantClass(t, h.Format(t.Context(), device, k.name, nil), state.FailedPrecondition, "found "+other+" file system")
 		})
 	}
 	device := attach(t, newImage(t, kindBytes))
 	write(t, device.Backing, kindBytes/2, []byte{1})
 	unchanged(t, device.Backing, func() {
-		wantClass(t, h.Format(t.Context(), device, k.name), state.FailedPrecondition, fmt.Sprintf("found data at byte %d", int64(kindBytes/2)))
+		wantClass(t, h.Format(t.Context(), device, k.name, nil), state.FailedPrecondition, fmt.Sprintf("found data at byte %d", int64(kindBytes/2)))
 	})
 }
 
@@ -144,17 +144,17 @@ func formatsAfterAnInterruption(t *testing.T, h *Host, k traits) {
 		must0(t, err)
 		// A process 1 ignores its own signals, so its child is the one that dies.
 		script(t, mkfs, `for last; do :; done; `+path+` "$@" && dd if=/dev/zero of="$last" bs=68k count=1 conv=notrunc status=none; exit 137`)
-		wantClass(t, h.Format(t.Context(), device, k.name), state.Unavailable, mkfs+" failed with exit code 137")
+		wantClass(t, h.Format(t.Context(), device, k.name, nil), state.Unavailable, mkfs+" failed with exit code 137")
 	})
 	c := probe(t, h, device, "")
 	if c.Kind != state.ContentsOther {
 		t.Errorf("after the interruption: %+v", c)
 	}
 	unchanged(t, device.Backing, func() {
-		wantClass(t, h.Format(t.Context(), device, k.name), state.FailedPrecondition, c.Found)
+		wantClass(t, h.Format(t.Context(), device, k.name, nil), state.FailedPrecondition, c.Found)
 	})
 	command(t, "blkdiscard", "--zeroout", device.Path)
-	must0(t, h.Format(t.Context(), device, k.name))
+	must0(t, h.Format(t.Context(), device, k.name, nil))
 	verify(t, device, k.name)
 }
 
@@ -249,7 +249,7 @@ func growsUnmounted(t *testing.T, h *Host, k traits) {
 
 func probesWithoutWriting(t *testing.T, h *Host, k traits) {
 	image := newImage(t, kindBytes)
-	must0(t, h.Format(t.Context(), attach(t, image), k.name))
+	must0(t, h.Format(t.Context(), attach(t, image), k.name, nil))
 	device := attach(t, image, "--read-only")
 	device.ReadOnly = true
 	unchanged(t, image, func() {

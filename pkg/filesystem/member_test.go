@@ -19,7 +19,7 @@ func TestMembership(t *testing.T) {
 			must0(t, f.Close())
 		}
 	}
-	ext4 := func(path string) { must0(t, h.Format(t.Context(), attach(t, path), "ext4")) }
+	ext4 := func(path string) { must0(t, h.Format(t.Context(), attach(t, path), "ext4", nil)) }
 	last := int64(bytes-16*512) &^ 4095 // where a RAID 1.0 has its superblock
 	for name, c := range map[string]struct {
 		make []func(path string)

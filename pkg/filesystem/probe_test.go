@@ -29,7 +29,7 @@ func TestProbeExt3(t *testing.T) {
 func TestMountedExt4IsCoherent(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	must0(t, h.Format(t.Context(), device, "ext4", nil))
 	d, err := open(device, 0) // keeps the pages of the device in memory
 	must0(t, err)
 	defer d.Close()
@@ -57,7 +57,7 @@ func TestMountedExt4IsCoherent(t *testing.T) {
 func TestProbeBusyExt4(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	must0(t, h.Format(t.Context(), device, "ext4", nil))
 	dir := mount(t, device, "ext4")
 	probesBusy(t, h, device, dir, 5000, func(int) error {
 		f, err := os.Create(filepath.Join(dir, "file"))
@@ -71,7 +71,7 @@ func TestProbeBusyExt4(t *testing.T) {
 func TestProbeWrongMountpoint(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 300*mib))
-	must0(t, h.Format(t.Context(), device, "xfs"))
+	must0(t, h.Format(t.Context(), device, "xfs", nil))
 	_, err := h.Probe(t.Context(), device, t.TempDir())
 	wantClass(t, err, state.Unavailable, "what is mounted at")
 }
@@ -79,7 +79,7 @@ func TestProbeWrongMountpoint(t *testing.T) {
 func TestCheck(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	must0(t, h.Format(t.Context(), device, "ext4", nil))
 	for _, flags := range []string{"0", "3"} { // not cleanly unmounted; errors seen
 		command(t, "debugfs", "-w", "-R", "set_super_value state "+flags, device.Path)
 		if c := probe(t, h, device, ""); c.Kind != state.ContentsFilesystem || !c.NeedsCheck {
@@ -113,7 +113,7 @@ func TestCheckLeavesOutNames(t *testing.T) {
 	}
 	h := newHost(t)
 	d := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), d, "ext4"))
+	must0(t, h.Format(t.Context(), d, "ext4", nil))
 	secret := filepath.Join(t.TempDir(), "salaries")
 	must0(t, os.WriteFile(secret, []byte("much"), 0o600))
 	command(t, "debugfs", "-w", "-R", "write "+secret+" salaries", d.Path)
@@ -131,7 +131,7 @@ func TestCheckRefuses(t *testing.T) {
 	device := attach(t, newImage(t, 300*mib))
 	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "holds a blank device")
 	wantClass(t, h.Check(t.Context(), device, "vfat"), state.InvalidArgument, "vfat", "use one of ext4, xfs, btrfs")
-	must0(t, h.Format(t.Context(), device, "xfs"))
+	must0(t, h.Format(t.Context(), device, "xfs", nil))
 	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "holds xfs file system")
 	wantClass(t, h.Check(t.Context(), device, "xfs"), state.FailedPrecondition, "xfs_repair")
 	device.ReadOnly = true
@@ -142,7 +142,7 @@ func TestCheckRefuses(t *testing.T) {
 func TestCheckMounted(t *testing.T) {
 	h := newHost(t)
 	device := attach(t, newImage(t, 64*mib))
-	must0(t, h.Format(t.Context(), device, "ext4"))
+	must0(t, h.Format(t.Context(), device, "ext4", nil))
 	mount(t, device, "ext4")
 	wantClass(t, h.Check(t.Context(), device, "ext4"), state.Unavailable, "e2fsck failed with exit code 8", "is mounted")
 }
@@ -151,7 +151,7 @@ func BenchmarkProbe(b *testing.B) {
 	h := newHost(b)
 	for _, fsType := range h.Types() {
 		device := attach(b, newImage(b, 320*mib))
-		must0(b, h.Format(b.Context(), device, fsType))
+		must0(b, h.Format(b.Context(), device, fsType, nil))
 		b.Run(fsType, func(b *testing.B) {
 			for b.Loop() {
 				probe(b, h, device, "")

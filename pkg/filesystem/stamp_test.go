@@ -160,7 +160,7 @@ func TestOrigin(t *testing.T) {
 func formatAs(h *Host, fsType string) func(*testing.T, state.Device) {
 	return func(t *testing.T, device state.Device) {
 		t.Helper()
-		must0(t, h.FormatAfter(t.Context(), device, fsType, func(context.Context) (string, error) { return itsUUID, nil }))
+		must0(t, h.Format(t.Context(), device, fsType, func(context.Context) (string, error) { return itsUUID, nil }))
 	}
 }
 
@@ -176,18 +176,18 @@ func luksFormat(uuid string) func(*testing.T, state.Device) {
 }
 
 // What comes last before mkfs comes after the proof, and mkfs only if that succeeds.
-func TestFormatAfter(t *testing.T) {
+func TestFormatCallsLast(t *testing.T) {
 	h, calls := newHost(t), 0
 	boom := errors.New("boom")
 	last := func(context.Context) (string, error) { calls++; return itsUUID, boom }
 	data := newImage(t, 64*mib)
 	write(t, data, 7*mib, []byte("data"))
 	unchanged(t, data, func() {
-		wantClass(t, h.FormatAfter(t.Context(), attach(t, data), "ext4", last), state.FailedPrecondition, "data at byte")
+		wantClass(t, h.Format(t.Context(), attach(t, data), "ext4", last), state.FailedPrecondition, "data at byte")
 	})
 	image := newImage(t, 64*mib)
 	unchanged(t, image, func() {
-		if err := h.FormatAfter(t.Context(), attach(t, image), "ext4", last); !errors.Is(err, boom) || calls != 1 {
+		if err := h.Format(t.Context(), attach(t, image), "ext4", last); !errors.Is(err, boom) || calls != 1 {
 			t.Errorf("%v after %d calls", err, calls)
 		}
 	})

@@ -74,7 +74,7 @@ var dictionary = map[string]func(c call) error{
 	"begin-format": func(c call) error { return c.Devices.BeginFormat(c.ctx, volumeV) },
 	"end-format":   func(c call) error { return c.Devices.EndFormat(c.ctx, volumeV, "ext4") },
 	"erase":        func(c call) error { return c.Devices.Erase(c.ctx, volumeV) },
-	"format":       func(c call) error { return c.Filesystems.Format(c.ctx, c.have.Device, "ext4") },
+	"format":       func(c call) error { return c.Filesystems.Format(c.ctx, c.have.Device, "ext4", nil) },
 	"check":        func(c call) error { return c.Filesystems.Check(c.ctx, c.have.Device, "ext4") },
 	"grow":         func(c call) error { return c.Filesystems.Grow(c.ctx, c.have.Device, "ext4", "") },
 	"mount": func(c call) error {

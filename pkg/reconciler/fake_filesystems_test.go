@@ -79,8 +79,11 @@ func (f fakeFilesystems) Try(ctx context.Context, device state.Device, uuid stri
 	})
 }
 
-// FormatAfter is Format, as mkfs is told a UUID.
-func (f fakeFilesystems) FormatAfter(ctx context.Context, device state.Device, fsType string, last func(context.Context) (string, error)) error {
+// Format makes a file system of the UUID that last returns, if there is one.
+func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType string, last func(context.Context) (string, error)) error {
+	if last == nil {
+		return f.format(ctx, device, fsType)
+	}
 	var blank bool
 	f.k.with(func() {
 		blank = maybeBlank(f.k.volumes[path.Base(device.Backing)].shown(f.k.volumes[path.Base(device.Backing)].contents, device))
@@ -93,7 +96,7 @@ func (f fakeFilesystems) FormatAfter(ctx context.Context, device state.Device, f
 		return err
 	}
 	device.FormatUUID = uuid
-	return f.Format(ctx, device, fsType)
+	return f.format(ctx, device, fsType)
 }
 
 func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
@@ -125,7 +128,7 @@ func (f fakeFilesystems) Prove(ctx context.Context, device state.Device) error {
 
 func (f fakeFilesystems) Smallest(string) int64 { return 0 }
 
-func (f fakeFilesystems) Format(ctx context.Context, device state.Device, fsType string) error {
+func (f fakeFilesystems) format(ctx context.Context, device state.Device, fsType string) error {
 	id := path.Base(device.Backing)
 	return f.call(ctx, opFormat, id, id, func(half bool) error {
 		v := f.k.volumes[id]

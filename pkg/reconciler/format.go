@@ -35,12 +35,11 @@ func (r *Reconciler) format(ctx context.Context, layer string, want *state.Volum
 		}
 		d.Fresh = have.Layer != "" // every byte of it is zero now
 	}
-	format := func() error { return r.kernel.Filesystems.Format(ctx, d, fsType) }
+	var last func(context.Context) (string, error)
 	if d.Noted {
-		last := func(ctx context.Context) (string, error) { return r.tryFormat(ctx, want, d) }
-		format = func() error { return r.kernel.Filesystems.FormatAfter(ctx, d, fsType, last) }
+		last = func(ctx context.Context) (string, error) { return r.tryFormat(ctx, want, d) }
 	}
-	switch err := format(); {
+	switch err := r.kernel.Filesystems.Format(ctx, d, fsType, last); {
 	case err != nil && layer == "":
 		return r.abandonUnlessWritten(ctx, want, err)
 	case err != nil:

@@ -202,7 +202,7 @@ func (f large) Probe(ctx context.Context, d state.Device, mountpoint string) (st
 	return c, err
 }
 
-func (f large) Format(ctx context.Context, d state.Device, fsType string) error {
+func (f large) Format(ctx context.Context, d state.Device, fsType string, last func(context.Context) (string, error)) error {
 	device, err := os.Open(d.Path)
 	if err != nil {
 		return err
@@ -213,7 +213,7 @@ func (f large) Format(ctx context.Context, d state.Device, fsType string) error 
 		return err
 	}
 	*f.there = found[0]
-	return f.Filesystems.Format(ctx, d, fsType)
+	return f.Filesystems.Format(ctx, d, fsType, last)
 }
 
 // A layer that is new need not be zero, as no cipher's is: mkfs, which relies on

@@ -36,7 +36,7 @@ type Devices interface {
 	devices.Formatter
 	devices.Eraser
 	// TryFormat comes before BeginFormat where a device is Noted, and returns the UUID for
-	// Try and FormatAfter.
+	// Try and Format.
 	TryFormat(ctx context.Context, v devices.Volume) (uuid string, err error)
 	// AbandonFormat clears the formatting mark of a device that turned out to hold
 	// somebody's data. It does nothing for a backend whose devices nobody else writes to.
@@ -59,9 +59,8 @@ type Filesystems interface {
 	// Smallest is how many bytes a device must have for a file system of the type;
 	// 0: unknown.
 	Smallest(fsType string) int64
-	Format(ctx context.Context, device state.Device, fsType string) error
-	// FormatAfter is Format, and calls last right before mkfs, which is given the UUID.
-	FormatAfter(ctx context.Context, device state.Device, fsType string, last func(context.Context) (uuid string, err error)) error
+	// Format calls last, if it is not nil, right before mkfs, which is given the UUID.
+	Format(ctx context.Context, device state.Device, fsType string, last func(context.Context) (uuid string, err error)) error
 	// Try returns state.Unwritten for a blank device that does not keep what is written.
 	Try(ctx context.Context, device state.Device, uuid string) error
 	Check(ctx context.Context, device state.Device, fsType string) error
