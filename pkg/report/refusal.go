@@ -43,8 +43,11 @@ func (r Refusal) Tell(now time.Time) string {
 }
 
 // Reason is the error in one line, without the name of the volume.
-func (r Refusal) Reason() string {
-	return strings.TrimPrefix(strings.Join(strings.Fields(r.Error), " "), "volume "+r.Volume+": ")
+func (r Refusal) Reason() string { return OneLine(r.Error, r.Volume) }
+
+// OneLine is an error without line breaks and without the name of its volume.
+func OneLine(text, volume string) string {
+	return strings.TrimPrefix(strings.Join(strings.Fields(text), " "), "volume "+volume+": ")
 }
 
 const refusedTitle = "\nCalls that were refused, the last one of each volume:\n"

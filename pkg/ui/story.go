@@ -88,7 +88,7 @@ func differences(before, after report.Status, now time.Time) []moment {
 		if !known || old.Is != p.Is || old.Error != p.Error {
 			text := fmt.Sprintf("%s is %s", nameOf(p), p.Is)
 			if p.Error != "" {
-				text += ": " + oneLine(p.Error, after.Volume)
+				text += ": " + report.OneLine(p.Error, after.Volume)
 			}
 			all = append(all, moment{now, text, p.Is})
 		}
@@ -128,8 +128,3 @@ func (s stories) tell(n report.NodeOf, v report.Status, refusal report.Refusal) 
 
 // nameOf is the pod that a target is for, or what the part is.
 func nameOf(p report.PartStatus) string { return cmp.Or(p.Pod, p.Part) }
-
-// oneLine is an error without line breaks and without the name of its volume.
-func oneLine(text, volume string) string {
-	return strings.TrimPrefix(strings.Join(strings.Fields(text), " "), "volume "+volume+": ")
-}
