@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,9 @@ type device struct {
 	block  bool // a block device
 	number state.DeviceNumber
 	facts  state.Device // what the caller knows
+	// unmounted: nothing is known to have it mounted here, and its page cache nothing that the
+	// disk has not. Then that is read past the cache, which need not be filled and emptied.
+	unmounted bool
 }
 
 // open opens a device for reading, with further flags of open(2). The node
@@ -82,32 +86,34 @@ func (d *device) readInto(room []byte, offset int64) ([]byte, error) {
 	return b, err
 }
 
-// headBuffers are buffers for the heads of devices, which every look reads.
-var headBuffers = sync.Pool{New: func() any { return new([headSize]byte) }}
+// headBuffers are buffers for the heads of devices, which every look reads; aligned.
+var headBuffers = sync.Pool{New: func() any {
+	room := make([]byte, headSize+pageBytes)
+	skip := -uintptr(unsafe.Pointer(&room[0])) % pageBytes
+	return (*[headSize]byte)(room[skip:])
+}}
 
-// readHead reads the first headSize bytes, or all of a smaller device, into a buffer;
-// direct asks for what is on the disk and not in the page cache, where that can be done.
+// readHead reads the first headSize bytes, or all of a smaller device, into one of
+// headBuffers; direct asks for what is on the disk and not in the page cache, where that
+// can be done.
 func (d *device) readHead(buffer *[headSize]byte, direct bool) ([]byte, error) {
-	if !direct {
+	if !direct || d.setDirect(unix.O_DIRECT) != nil { // such as a file on a file system without O_DIRECT
 		return d.readInto(buffer[:], 0)
 	}
-	f, err := d.again(unix.O_DIRECT)
-	if errors.Is(err, unix.EINVAL) {
-		return d.readInto(buffer[:], 0) // a file on a file system without O_DIRECT
+	head, err := d.readInto(buffer[:], 0)
+	if back := d.setDirect(0); back != nil {
+		return nil, back
 	}
-	if err != nil {
-		return nil, err
+	if errors.Is(err, unix.EINVAL) { // direct reads want another alignment
+		return d.readInto(buffer[:], 0)
 	}
-	aligned, err := unix.Mmap(-1, 0, headSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("mmap: %w", err), f.Close())
-	}
-	n, err := f.ReadAt(aligned, 0)
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	head := buffer[:copy(buffer[:], aligned[:n])]
-	return head, errors.Join(err, unix.Munmap(aligned), f.Close())
+	return head, err
+}
+
+// setDirect sets O_DIRECT, or no flag, on the open device.
+func (d *device) setDirect(flag int) error {
+	_, err := unix.FcntlInt(d.Fd(), unix.F_SETFL, flag)
+	return err
 }
 
 // openRoot opens the root of the file system that is mounted at path, which

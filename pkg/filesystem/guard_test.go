@@ -527,6 +527,10 @@ func TestGuardAsksTheDevice(t *testing.T) {
 	if c := probe(t, h, device, ""); c.Found != "data at byte 9437184" {
 		t.Errorf("after a write beneath the device: %+v", c)
 	}
+	_, err = held.readAt(0, headSize) // zeros, which the cache keeps
+	must0(t, err)
+	command(t, "mkfs.ext4", "-q", "-F", image)
+	wantProbe(t, h, device, state.ContentsFilesystem, "ext4")
 
 	closed, err := open(device, 0)
 	must0(t, err)

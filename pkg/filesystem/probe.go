@@ -41,6 +41,7 @@ func (h *Host) Probe(ctx context.Context, facts state.Device, mountpoint string)
 	if err != nil {
 		return state.Contents{}, fmt.Errorf("probe: %w", err)
 	}
+	d.unmounted = d.block && mountpoint == ""
 	contents, err := h.probe(ctx, d, mountpoint)
 	if err = errors.Join(err, d.Close()); err != nil {
 		return state.Contents{}, fmt.Errorf("probe %s: %w", facts.Path, err)
@@ -100,7 +101,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 	var found, damaged []string
 	for attempt := range parseAttempts {
 		var err error
-		if head, err = d.readHead(buffer, attempt > 0); err != nil {
+		if head, err = d.readHead(buffer, attempt > 0 || d.unmounted); err != nil {
 			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err), Unreadable: true}
 		}
 		if k, sb, found, damaged = h.parse(head); len(damaged) == 0 {
