@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/process"
@@ -48,17 +49,20 @@ func (s *Devices) Detach(ctx context.Context, t Target) error {
 		if d == nil || err != nil {
 			return err
 		}
-		if err := s.release(ctx, d); err != nil {
+		unused, err := s.release(ctx, d, t)
+		if err != nil {
 			return err
 		}
-		s.forgetAs(t.key(), d.name)
+		if s.forgetAs(t.key(), d.name); unused {
+			return nil
+		}
 	}
 }
 
 // detachToReattach detaches a device to attach it in another shape. It is kept if it
 // does not go at once.
 func (s *Devices) detachToReattach(ctx context.Context, r Request, d *Device) error {
-	err := s.release(ctx, d)
+	_, err := s.release(ctx, d, r.Target)
 	if err == nil {
 		s.forget(r.key())
 		return nil
@@ -76,28 +80,32 @@ func (s *Devices) detachToReattach(ctx context.Context, r Request, d *Device) er
 	return err
 }
 
-// release clears a device and sees that it is gone.
-func (s *Devices) release(ctx context.Context, d *Device) error {
+// release clears a device of a target and sees that it is gone. unused: that was seen by
+// the file, which no other device shows either.
+func (s *Devices) release(ctx context.Context, d *Device, t Target) (unused bool, err error) {
 	unlock, err := s.nodes.Lock(ctx, d.name)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer unlock()
 	if now, err := askFor(d.name, identify); err == nil && now != nil && !now.same(d) {
-		return nil // it belongs to somebody else now, whom a claim would disturb
+		return false, nil // it belongs to somebody else now, whom a claim would disturb
 	}
 	gone, err := s.clear(ctx, d)
-	if err != nil || gone {
-		return err
+	switch {
+	case err != nil || gone:
+		return false, err
+	case t.File != nil && d.File() == t.File.ID && t.nobodyHasItOpen():
+		return true, nil
 	}
-	return s.awaitGone(ctx, d)
+	return false, s.awaitGone(ctx, d)
 }
 
 // clear tells the kernel to let go of the backing, unless the device is in use. Once it is
 // open with O_EXCL, nobody can mount it. LOOP_CLR_FD detaches when the last one closes the
 // device, which is this function if all is well.
 func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
-	f, err := claim(ctx, d.name, os.O_RDONLY)
+	f, err := claim(ctx, d, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		if err := heldBy(d, stackedOn(d)); err != nil {
@@ -139,9 +147,9 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 
 // claim opens a device O_EXCL. Somebody else's claim may end in a moment, such as that of a
 // program that used an earlier device of this number: it is waited for.
-func claim(ctx context.Context, name string, mode int) (f *os.File, err error) {
+func claim(ctx context.Context, d *Device, mode int) (f *os.File, err error) {
 	if !poll.Until(ctx, goneInterval, goneLimit, func() bool {
-		f, err = open(name, mode|unix.O_EXCL)
+		f, err = devnode.Open(d.Path(), d.number, mode|unix.O_EXCL)
 		return !errors.Is(err, unix.EBUSY)
 	}) && ctx.Err() != nil {
 		err = fmt.Errorf("%w; %w", err, ctx.Err())

@@ -141,7 +141,8 @@ func TestDetachOfANumberThatIsAnothers(t *testing.T) {
 	f, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
 	require.NoError(t, err)
 	defer f.Close()
-	require.NoError(t, s.release(t.Context(), d))
+	_, err = s.release(t.Context(), d, Target{})
+	require.NoError(t, err)
 }
 
 // A device is believed to be the one of a name only if it says so itself.

@@ -187,7 +187,7 @@ func (s *Devices) Claim(ctx context.Context, d *Device, mode int, do func(*os.Fi
 		return err
 	}
 	defer done()
-	f, err := claim(ctx, d.name, mode)
+	f, err := claim(ctx, d, mode)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%s is %w: it is mounted or claimed, perhaps by a mkfs that has not ended", d, errHeld)
 	}
