@@ -91,13 +91,16 @@ func logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler 
 		logger = logger.WithValues("volume", short(v.GetVolumeId(), maxLogged))
 	}
 	ctx = klog.NewContext(ctx, logger)
-	logger.V(4).Info("Called", "request", withoutSecrets{req})
+	detail := logger.V(4)
+	if detail.Enabled() { // else the arguments would be made for nothing
+		detail.Info("Called", "request", withoutSecrets{req})
+	}
 	start := time.Now()
 	resp, err := handler(ctx, req)
 	if err != nil {
 		logger.Error(err, "Call failed", "code", status.Code(err), "took", time.Since(start), "request", withoutSecrets{req})
-	} else {
-		logger.V(4).Info("Call answered", "took", time.Since(start))
+	} else if detail.Enabled() {
+		detail.Info("Call answered", "took", time.Since(start))
 	}
 	return resp, err
 }

@@ -114,8 +114,9 @@ func (r *Reconciler) noteInline(want *state.Volume, note func(*state.Volume, *st
 // adoptInline notes that a volume which is taken down without a record is the inline
 // volume of its target.
 func (r *Reconciler) adoptInline(want *state.Volume, have state.Actual) error {
+	uid := have.Owner.PodUID
 	return r.noteInline(want, func(v *state.Volume, i *state.Inline) {
-		v.Stage.Provisional, i.PodUID, v.Backend = false, have.Owner.PodUID, cmp.Or(v.Backend, r.kernel.Inline.Backend)
+		v.Stage.Provisional, i.PodUID, v.Backend = false, uid, cmp.Or(v.Backend, r.kernel.Inline.Backend)
 	})
 }
 
@@ -151,10 +152,11 @@ func (r *Reconciler) confirmEnded(ctx context.Context, want *state.Volume, have 
 			return state.Errorf(state.Unavailable, "a device stands for the volume since it was looked at: %s", describeDevice(e.Device))
 		}
 	}
+	p := newPlanner(want, look)
 	for _, path := range append(want.TargetPaths(), want.Stage.Path) {
 		if m := r.look(ctx, path); unknown(m) {
 			return m.Err
-		} else if path == want.Stage.Path && m.File != state.NoFile || slices.ContainsFunc(m.Mounts, newPlanner(want, look).ours) {
+		} else if path == want.Stage.Path && m.File != state.NoFile || slices.ContainsFunc(m.Mounts, p.ours) {
 			return state.Errorf(state.Unavailable, "something is at %s since it was looked at", path)
 		}
 	}

@@ -83,8 +83,10 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 			}
 		}
 	}
-	if s := want.Stage; s != nil && !s.Gone && anyCorrupt(have) && newPlanner(want, have).broken() {
-		have.Keepers = r.kernel.Mounts.Keepers(ctx, have.Device.Number, append(want.TargetPaths(), s.Path))
+	if s := want.Stage; s != nil && !s.Gone && anyCorrupt(have) {
+		if p := newPlanner(want, have); p.broken() {
+			have.Keepers = r.kernel.Mounts.Keepers(ctx, have.Device.Number, append(want.TargetPaths(), s.Path))
+		}
 	}
 	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
 	for _, d := range devicesOf(&have) {

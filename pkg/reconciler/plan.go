@@ -59,10 +59,11 @@ func (s Step) String() string {
 	if s.Action == Look {
 		return string(s.Action)
 	}
+	text := string(s.Action)
 	if s.Layer != "" {
-		return fmt.Sprintf("%s %s for %s", s.Action, s.Layer, s.Part)
+		text += " " + s.Layer
 	}
-	return fmt.Sprintf("%s for %s", s.Action, s.Part)
+	return text + " for " + s.Part.String()
 }
 
 // Problem is why a part cannot be made as asked, in words for an operator. The zero
@@ -94,7 +95,7 @@ type Plan struct {
 // additions.
 func MakePlan(want *state.Volume, have state.Actual) Plan { return makePlan(want, have).plan }
 
-func makePlan(want *state.Volume, have state.Actual) *planner {
+func makePlan(want *state.Volume, have state.Actual) planner {
 	p := newPlanner(want, have)
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; t.Gone {
@@ -144,8 +145,8 @@ type planner struct {
 
 // newPlanner returns a planner for which whatever was not observed is unknown, as if
 // its observation had failed.
-func newPlanner(want *state.Volume, have state.Actual) *planner {
-	p := &planner{want: want, have: have, stack: have.Stack(), plan: Plan{Verdicts: map[state.Part]Verdict{}}}
+func newPlanner(want *state.Volume, have state.Actual) planner {
+	p := planner{want: want, have: have, stack: have.Stack(), plan: Plan{Verdicts: map[state.Part]Verdict{}}}
 	if p.have.Stage.File == state.UnknownFile && p.have.Stage.Err == nil {
 		p.have.Stage.Err = errUnseen
 	}

@@ -30,8 +30,8 @@ func (r *Reconciler) run(ctx context.Context, step Step, want *state.Volume, hav
 	logger := klog.FromContext(ctx)
 	if err != nil {
 		logger.Error(err, "Step failed", "step", step.Action, "part", step.Part, "took", took)
-	} else {
-		logger.V(4).Info("Step done", "step", step.Action, "part", step.Part, "took", took)
+	} else if logger := logger.V(4); logger.Enabled() { // else the arguments would be made for nothing
+		logger.Info("Step done", "step", step.Action, "part", step.Part, "took", took)
 	}
 	return err
 }
@@ -228,7 +228,8 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 	if err != nil {
 		return err
 	}
-	d := newPlanner(want, have).top()
+	p := newPlanner(want, have)
+	d := p.top()
 	if !presentOrStray(d) {
 		return nil
 	}

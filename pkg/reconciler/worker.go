@@ -243,7 +243,7 @@ func (d doneSteps) MarshalLog() any { return d.String() }
 func (d doneSteps) String() string {
 	words := make([]string, len(d))
 	for i, done := range d {
-		words[i] = fmt.Sprintf("%s in %s", done.step, done.took)
+		words[i] = done.step.String() + " in " + done.took.String()
 	}
 	return strings.Join(words, ", ")
 }

@@ -3,6 +3,7 @@ package state
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -103,7 +104,9 @@ type DeviceNumber struct {
 	Minor uint32 `json:"minor"`
 }
 
-func (n DeviceNumber) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
+func (n DeviceNumber) String() string {
+	return strconv.FormatUint(uint64(n.Major), 10) + ":" + strconv.FormatUint(uint64(n.Minor), 10)
+}
 
 // DeviceState is the condition of a volume's device on this node.
 type DeviceState int

@@ -152,27 +152,28 @@ func parse(message []byte) (e Event, ok bool) {
 	var action string
 	block, major, minor := false, uint64(0), uint64(0)
 	numbered := 0
-	for i, fact := range bytes.Split(message, []byte{0}) {
-		key, value, found := strings.Cut(string(fact), "=")
-		if i == 0 || !found {
+	_, facts, _ := bytes.Cut(message, []byte{0})
+	for fact := range bytes.SplitSeq(facts, []byte{0}) {
+		key, value, found := bytes.Cut(fact, []byte("="))
+		if !found {
 			continue
 		}
 		var err error
-		switch key {
+		switch string(key) {
 		case "ACTION":
-			action = value
+			action = string(value)
 		case "SUBSYSTEM":
-			block = value == "block"
+			block = string(value) == "block"
 		case "MAJOR":
-			major, err = strconv.ParseUint(value, 10, 32)
+			major, err = strconv.ParseUint(string(value), 10, 32)
 			numbered++
 		case "MINOR":
-			minor, err = strconv.ParseUint(value, 10, 32)
+			minor, err = strconv.ParseUint(string(value), 10, 32)
 			numbered++
 		case "DISK_MEDIA_CHANGE":
-			e.Gone = value == "1"
+			e.Gone = string(value) == "1"
 		case "RESIZE":
-			e.Resized = value == "1"
+			e.Resized = string(value) == "1"
 		}
 		if err != nil {
 			return Event{}, false

@@ -40,6 +40,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -239,7 +240,7 @@ func removeUnlocked(path string) (removed bool, err error) {
 	return true, os.RemoveAll(path)
 }
 
-// path returns the path of something in the pool.
+// path returns the path of something in the pool, by clean names.
 func (p *Pool) path(names ...string) string {
-	return filepath.Join(append([]string{p.dir}, names...)...)
+	return strings.TrimSuffix(p.dir, "/") + "/" + strings.Join(names, "/")
 }

@@ -69,7 +69,8 @@ func (d *directory) close() error { return errors.Join(d.self.Close(), d.root.Cl
 // for more than before: then it is an error, too, if no blocks can be reserved for its end.
 // After an error the current file is as it was.
 func (d *directory) put(v *state.Volume, known, more bool) error {
-	current, spare := fileName(v.ID), fileName(v.ID)+spareSuffix
+	current := fileName(v.ID)
+	spare := current + spareSuffix
 	if v.Empty() {
 		return d.remove(current)
 	}

@@ -21,7 +21,7 @@ const suffix = ".json"
 // length and have any character.
 func fileName(id string) string {
 	sum := sha256.Sum256([]byte(id))
-	return hex.EncodeToString(sum[:]) + suffix
+	return string(append(hex.AppendEncode(nil, sum[:]), suffix...))
 }
 
 // document is what a file holds, without the checksum.
