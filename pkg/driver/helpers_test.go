@@ -6,9 +6,11 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -267,7 +269,7 @@ func (*fakeNode) Spell(_ context.Context, path string) (string, error) { return 
 func (*fakeNode) Above(string) (m state.Mount, point string, err error) { return m, "", nil }
 
 func (f *fakeNode) Usage(ctx context.Context, path string) (state.Mount, state.Usage, error) {
-	at, err := f.Look(ctx, path)
+	at, err := f.Look(ctx, path, hang.NoLimit)
 	switch {
 	case err != nil:
 		return state.Mount{}, state.Usage{}, err
@@ -277,7 +279,7 @@ func (f *fakeNode) Usage(ctx context.Context, path string) (state.Mount, state.U
 	return at.Mounts[0], state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 3}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
 }
 
-func (f *fakeNode) Look(_ context.Context, path string) (state.Mountpoint, error) {
+func (f *fakeNode) Look(_ context.Context, path string, _ time.Duration) (state.Mountpoint, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m := state.Mountpoint{File: f.files[path], Mounts: slices.Clone(f.mounts[path])}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/mounts"
 	"github.com/csi-node/csi-node/pkg/reconciler"
@@ -66,7 +67,7 @@ func (p *plugin) shown(ctx context.Context, volume string, number state.DeviceNu
 		if t.Device != number {
 			continue
 		}
-		at, err := p.mounts.Look(ctx, path)
+		at, err := p.mounts.Look(ctx, path, hang.NoLimit)
 		if err == nil && slices.ContainsFunc(at.Mounts, func(m state.Mount) bool { return m.Node && m.Is(number) }) {
 			return true
 		}

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 )
 
 // The mount that a path lies in is told, be it that the path is not there yet.
@@ -22,7 +24,7 @@ func TestAbove(t *testing.T) {
 			if err != nil || point != want || want != "" && m.Source != "in" {
 				t.Errorf("%s: %q, %+v (%v), want %q", path, point, m, err, want)
 			}
-			seen, err := h.Look(t.Context(), filepath.Join(root, path))
+			seen, err := h.Look(t.Context(), filepath.Join(root, path), hang.NoLimit)
 			if err != nil || len(seen.Mounts) == 0 && seen.Apart != (want == "") {
 				t.Errorf("%s: %+v (%v), and the mount above is at %q", path, seen, err, want)
 			}

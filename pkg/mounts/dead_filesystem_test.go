@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -34,7 +35,7 @@ func TestDeadFilesystem(t *testing.T) {
 		server := mountDead(t, path)
 
 		// A look asks no server.
-		m, err := h.Look(t.Context(), path)
+		m, err := h.Look(t.Context(), path, hang.NoLimit)
 		must(t, err)
 		if len(m.Mounts) != 1 || m.Mounts[0].FSType != "fuse" || m.Mounts[0].Corrupt {
 			t.Errorf("%+v", m)
@@ -67,7 +68,7 @@ func TestDeadFilesystem(t *testing.T) {
 // wantMountpoint fails the test unless Look sees one mount, broken or not.
 func wantMountpoint(t *testing.T, h *Host, path string) {
 	t.Helper()
-	m, err := h.Look(t.Context(), path)
+	m, err := h.Look(t.Context(), path, hang.NoLimit)
 	must(t, err)
 	mustBe(t, "mounts", len(m.Mounts), 1)
 }

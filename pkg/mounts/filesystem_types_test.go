@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/machine"
@@ -151,7 +152,7 @@ func TestBtrfsSubvolumes(t *testing.T) {
 		run(t, "btrfs", "subvolume", "set-default", sub)
 		must(t, os.Mkdir(target, 0o750))
 		must(t, unix.Mount(sub, target, "", unix.MS_BIND, ""))
-		m, err := h.Look(ctx, target)
+		m, err := h.Look(ctx, target, hang.NoLimit)
 		must(t, err)
 		if len(m.Mounts) != 1 || m.Mounts[0].Is(d.Number) || m.Mounts[0].Device != d.Number || m.Mounts[0].Root != "/sub" {
 			t.Errorf("a bind of a subvolume: %+v", m)

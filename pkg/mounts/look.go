@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
-	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -22,16 +22,16 @@ import (
 // on the way to it is InvalidArgument. Unavailable: what is mounted there is
 // hidden by a mount on a directory above.
 //
-// ctx ends the wait, not the look: a file system that does not answer keeps one
-// goroutine a path, and later looks at that path wait for it.
+// ctx and the limit end the wait, not the look: a file system that does not answer keeps one
+// goroutine a path, and later looks at that path wait for it, until it has taken that long.
 //
 // Where the kernel has statmount(2) the cost does not depend on the number of
 // mounts, except for a Corrupt one.
-func (h *Host) Look(ctx context.Context, path string) (state.Mountpoint, error) {
+func (h *Host) Look(ctx context.Context, path string, limit time.Duration) (state.Mountpoint, error) {
 	if m, ok := h.lookInCache(path); ok {
 		return m, nil
 	}
-	m, err := answered(h.looks.Do(ctx, path, hang.NoLimit, func() (state.Mountpoint, error) {
+	m, err := answered(h.looks.Do(ctx, path, limit, func() (state.Mountpoint, error) {
 		m, err := h.look(path)
 		if err == nil && len(m.Mounts) == 0 {
 			m.Apart, err = h.hidden(path)

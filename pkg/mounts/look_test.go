@@ -6,9 +6,11 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -141,7 +143,7 @@ func TestLookBelowWhatIsNoDirectory(t *testing.T) {
 		must(t, os.Symlink(root, filepath.Join(root, "link")))
 		wantLook(t, h, filepath.Join(root, "file", "x"), state.Mountpoint{File: state.NoFile, InFile: true})
 		wantLook(t, h, filepath.Join(root, "none", "x"), state.Mountpoint{File: state.NoFile})
-		_, err := h.Look(t.Context(), filepath.Join(root, "link", "x"))
+		_, err := h.Look(t.Context(), filepath.Join(root, "link", "x"), hang.NoLimit)
 		wantClass(t, err, state.InvalidArgument, filepath.Join(root, "link")+" is a symbolic link")
 	})
 }
@@ -269,7 +271,7 @@ func TestLookAtBrokenFilesystems(t *testing.T) {
 
 func wantLook(t *testing.T, h *Host, path string, want state.Mountpoint) {
 	t.Helper()
-	got, err := h.Look(t.Context(), path)
+	got, err := h.Look(t.Context(), path, hang.NoLimit)
 	for i := range got.Mounts {
 		got.Mounts[i].Options = "" // which TestSuperblockOptions looks at
 		got.Mounts[i].ID = 0       // another one each time
@@ -356,7 +358,7 @@ func BenchmarkLook(b *testing.B) {
 			b.Run(name+"/"+others.name, func(b *testing.B) {
 				h.table = table
 				for b.Loop() {
-					if m, err := h.Look(b.Context(), path); err != nil || len(m.Mounts) != 1 {
+					if m, err := h.Look(b.Context(), path, hang.NoLimit); err != nil || len(m.Mounts) != 1 {
 						b.Fatal(m, err)
 					}
 				}
@@ -376,14 +378,14 @@ func TestLookAtWhatIsHidden(t *testing.T) {
 	mountTmpfs(t, "hidden", hidden, 0)
 	for range 2 {
 		mountTmpfs(t, "theirs", above, 0)
-		_, err := h.Look(t.Context(), hidden)
+		_, err := h.Look(t.Context(), hidden, hang.NoLimit)
 		wantClass(t, err, state.Unavailable, hidden, "hidden by theirs (tmpfs)", "mounted at "+above)
 		wantFile(t, h, bare, state.NoFile)
 		must(t, os.MkdirAll(hidden, 0o750)) // the directory is not the one that was mounted on
-		_, err = h.Look(t.Context(), hidden)
+		_, err = h.Look(t.Context(), hidden, hang.NoLimit)
 		wantClass(t, err, state.Unavailable, "hidden by")
 		must(t, machine.Unmount(above))
-		if m, err := h.Look(t.Context(), hidden); err != nil || len(m.Mounts) != 1 {
+		if m, err := h.Look(t.Context(), hidden, hang.NoLimit); err != nil || len(m.Mounts) != 1 {
 			t.Errorf("uncovered it is %+v (%v)", m, err)
 		}
 	}
@@ -402,16 +404,30 @@ func TestLookBelowACoveredRoot(t *testing.T) {
 		mountTmpfs(t, "theirs", cover, 0)
 		must(t, os.MkdirAll(root, 0o750))
 		for range 2 {
-			_, err := h.Look(t.Context(), target)
+			_, err := h.Look(t.Context(), target, hang.NoLimit)
 			wantClass(t, err, state.Unavailable, target, "hidden by theirs (tmpfs)", "mounted at "+cover)
 			must(t, os.MkdirAll(target, 0o750)) // that of the cover
 		}
 		wantFile(t, h, filepath.Join(root, "pods"), state.Directory)
 		must(t, machine.Unmount(cover))
-		if m, err := h.Look(t.Context(), target); err != nil || len(m.Mounts) != 1 {
+		if m, err := h.Look(t.Context(), target, hang.NoLimit); err != nil || len(m.Mounts) != 1 {
 			t.Errorf("uncovered it is %+v (%v)", m, err)
 		}
 	}
+}
+
+// A look does not wait longer than its limit for a file system that does not answer.
+func TestLookWithin(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "stage")
+	must(t, os.Mkdir(path, 0o750))
+	mountTmpfs(t, "tmpfs", path, 0) // of which the caches are not asked
+	hangs := make(chan struct{})
+	defer close(hangs)
+	_, err := h.looks.Do(t.Context(), path, time.Millisecond, func() (m state.Mountpoint, err error) { <-hangs; return m, nil })
+	wantClass(t, err, state.DeadlineExceeded)
+	_, err = h.Look(t.Context(), path, time.Millisecond)
+	wantClass(t, err, state.DeadlineExceeded, path, "an earlier look")
 }
 
 // What the kernel has in its caches is looked at in line: nothing there can hang. So is a
@@ -429,7 +445,7 @@ func TestLookInCache(t *testing.T) {
 		return m
 	}
 	look := func() state.Mountpoint {
-		m, err := h.Look(t.Context(), path)
+		m, err := h.Look(t.Context(), path, hang.NoLimit)
 		must(t, err)
 		return m
 	}
@@ -473,7 +489,7 @@ func TestLookInCache(t *testing.T) {
 	must(t, os.Mkdir(above, 0o750))
 	must(t, os.Mkdir(other, 0o750))
 	must(t, unix.Mount(other, above, "", unix.MS_BIND, ""))
-	_, err := h.Look(t.Context(), above+"/gone")
+	_, err := h.Look(t.Context(), above+"/gone", hang.NoLimit)
 	must(t, err)
 	wantInCache("nothing, where another mount may hide what is there", above+"/gone", false)
 	must(t, os.Mkdir(above+"/dir", 0o750))

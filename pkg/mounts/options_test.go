@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -88,7 +89,7 @@ func TestSuperblockOptions(t *testing.T) {
 // seen fails unless a mount shows the flags that it was made with, and no others.
 func seen(t *testing.T, h *Host, path, fsType, with string) {
 	t.Helper()
-	m, err := h.Look(t.Context(), path)
+	m, err := h.Look(t.Context(), path, hang.NoLimit)
 	must(t, err)
 	shown := new(filesystem.Host).Options(m.Mounts[0])
 	for flags, want := range map[string]bool{with: true, "sync,dirsync,lazytime,inode32,commit=77": false} {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -66,7 +67,7 @@ func TestCheck(t *testing.T) {
 			wantClass(t, h.Renew(ctx, bad), state.InvalidArgument)
 			_, _, err := h.Usage(ctx, bad)
 			wantClass(t, err, state.InvalidArgument)
-			_, err = h.Look(ctx, bad)
+			_, err = h.Look(ctx, bad, hang.NoLimit)
 			wantClass(t, err, state.InvalidArgument)
 		}
 	}

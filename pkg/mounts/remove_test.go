@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -31,7 +32,7 @@ func TestRemove(t *testing.T) {
 	keep := func(kind state.FileType, word string) {
 		t.Helper()
 		wantClass(t, h.Remove(ctx, path), state.FailedPrecondition, path, word, "not removed")
-		m, err := h.Look(ctx, path)
+		m, err := h.Look(ctx, path, hang.NoLimit)
 		must(t, err)
 		mustBe(t, "what stayed", m.File, kind)
 	}

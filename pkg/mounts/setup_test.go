@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
@@ -148,7 +149,7 @@ func stop(cmd *exec.Cmd) {
 // wantMount fails the test unless one mount of the device is at path.
 func wantMount(t testing.TB, h *Host, path string, device state.DeviceNumber) state.Mount {
 	t.Helper()
-	m, err := h.Look(t.Context(), path)
+	m, err := h.Look(t.Context(), path, hang.NoLimit)
 	must(t, err)
 	if len(m.Mounts) != 1 || !m.Mounts[0].Is(device) {
 		t.Fatalf("%s: %+v, want one mount of %s", path, m, device)
@@ -160,7 +161,7 @@ func wantMount(t testing.TB, h *Host, path string, device state.DeviceNumber) st
 // type is there.
 func wantFile(t testing.TB, h *Host, path string, want state.FileType) {
 	t.Helper()
-	m, err := h.Look(t.Context(), path)
+	m, err := h.Look(t.Context(), path, hang.NoLimit)
 	must(t, err)
 	if len(m.Mounts) != 0 || m.File != want {
 		t.Errorf("%s: %+v, want %s and no mount", path, m, want)

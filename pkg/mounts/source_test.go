@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -18,7 +19,7 @@ func TestMountSource(t *testing.T) {
 	path := filepath.Join(root, "target")
 	source := state.Source{FSType: "tmpfs", Source: "server:/export", Options: []string{"size=1m"}, Deadline: time.Minute}
 	must(t, h.MountSource(t.Context(), source, path, state.Flags{Set: state.NoExec, Super: []string{"mode=0700"}}))
-	m, err := h.Look(t.Context(), path)
+	m, err := h.Look(t.Context(), path, hang.NoLimit)
 	must(t, err)
 	if len(m.Mounts) != 1 || !source.Is(m.Mounts[0]) || m.Mounts[0].Attributes&state.NoExec == 0 {
 		t.Errorf("mounted is %+v", m.Mounts)
@@ -44,7 +45,7 @@ func TestMountSource(t *testing.T) {
 	if err := h.MountSource(ended, source, path, state.Flags{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("after its end: %v", err)
 	}
-	m, err = h.Look(t.Context(), path)
+	m, err = h.Look(t.Context(), path, hang.NoLimit)
 	must(t, err)
 	mustBe(t, "mounts left", len(m.Mounts), 0)
 }

@@ -6,6 +6,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -35,7 +36,9 @@ func (m fakeMounts) Above(at string) (mount state.Mount, point string, err error
 	return mount, point, nil
 }
 
-func (m fakeMounts) Look(ctx context.Context, at string) (have state.Mountpoint, err error) {
+func (m fakeMounts) Look(ctx context.Context, at string, limit time.Duration) (have state.Mountpoint, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	err = m.call(ctx, opLook, volumeOf(at), at, func(bool) error {
 		have = m.k.look(at)
 		return nil

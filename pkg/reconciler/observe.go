@@ -332,9 +332,7 @@ const lookTimeout = 5 * time.Second
 // look looks at a path. Its error becomes a part of the result, so that the rest of
 // the volume is still observed.
 func (r *Reconciler) look(ctx context.Context, path string) state.Mountpoint {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	m, err := r.kernel.Mounts.Look(ctx, path)
+	m, err := r.kernel.Mounts.Look(ctx, path, lookTimeout)
 	if err != nil {
 		return state.Mountpoint{Err: err}
 	}

@@ -73,7 +73,7 @@ type Filesystems interface {
 
 // Mounts looks at the mount table and changes it, one mount at a time.
 type Mounts interface {
-	Look(ctx context.Context, path string) (state.Mountpoint, error)
+	Look(ctx context.Context, path string, limit time.Duration) (state.Mountpoint, error)
 	Mounter
 	SetAttributes(ctx context.Context, path string, flags state.Flags) error
 	Unmount(ctx context.Context, path string) error

@@ -57,11 +57,11 @@ func unseal(raw []byte) (object []byte, err error) {
 }
 
 func encode(boot string, v *state.Volume) ([]byte, error) {
-	object, err := json.Marshal(document{boot, v}, options)
-	if err != nil {
+	object := bytes.NewBuffer(make([]byte, 0, 1<<10)) // for most records, and the seal
+	if err := json.MarshalWrite(object, document{boot, v}, options); err != nil {
 		return nil, err
 	}
-	return seal(object), nil
+	return seal(object.Bytes()), nil
 }
 
 // decode reads a file.
