@@ -224,7 +224,8 @@ func (m *member) make(ctx context.Context, a ask) call {
 	m.tale = append(m.tale[max(len(m.tale)-60, 0):], c)
 	m.mu.Unlock()
 	m.c.count(fmt.Sprintf("%s %s", a.verb, c.code))
-	if !c.mayBe(dying) {
+	refused := c.code == codes.InvalidArgument && a.verb == create && m.readOnlyFlag(c) // it could never be formatted
+	if !refused && !c.mayBe(dying) {
 		m.complain("%s answers %v", a.verb, c.err)
 	}
 	return c
