@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/go-json-experiment/json"
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
@@ -179,8 +179,10 @@ func parseCopy(from io.ReaderAt, offset int64, magic string) (h header, err erro
 	h.sequence = binary.BigEndian.Uint64(whole[16:])
 	h.uuid, h.subsystem = text(whole[168:168+40]), text(whole[208:208+48])
 	var a area
+	// As in cryptsetup, "Encryption" is another name than "encryption" (encoding/json takes both). A
+	// name that stands twice is an error here.
 	if err := json.Unmarshal(bytes.TrimRight(whole[binaryBytes:], "\x00"), &a); err != nil {
-		return h, nil // nor does cryptsetup take it
+		return h, nil // nor does cryptsetup take most of that
 	}
 	if len(a.Config.Requirements.Mandatory) > 0 || len(a.Segments) > 1 {
 		return h, state.Errorf(state.FailedPrecondition, "it is being encrypted anew, or asks for a newer program (%.80q): finish that with cryptsetup", a.Config.Requirements.Mandatory)

@@ -129,6 +129,7 @@ func TestHeader(t *testing.T) {
 	for _, null := range []string{
 		`{"keyslots":{"0":{"area":{"encryption":"aes-xts-plain64"}}},"segments":{"0":` + strings.Replace(crypt, "aes-xts-plain64", "cipher_null-ecb", 1) + `}}`,
 		`{"keyslots":{"0":{"area":{"encryption":"aes-xts-plain64"}},"1":{"area":{"encryption":"cipher_null-ecb"}}},"segments":{"0":` + crypt + `}}`,
+		`{"keyslots":{"0":{"area":{"encryption":"cipher_null-ecb","Encryption":"aes-xts-plain64"}}},"segments":{"0":` + crypt + `}}`, // cryptsetup reads the first
 	} {
 		_, err := parseHeader(bytes.NewReader(disk(1<<20, with(func(w *written) { w.json = null }))), true)
 		require.Class(t, err, state.FailedPrecondition, "encrypts nothing")
