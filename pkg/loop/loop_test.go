@@ -108,6 +108,22 @@ func TestDetachTakesEveryDeviceOfTheTag(t *testing.T) {
 	}
 }
 
+// A device over a file that was replaced since is not gone because nobody has the new one open.
+func TestDetachOfADeviceOverAnEarlierFile(t *testing.T) {
+	s, to := newDevices(t), newFile(t, "earlier")
+	d := attach(t, s, request(to, "vol"))
+	require.NoError(t, os.Rename(to.Path, to.Path+".earlier"))
+	put(t, to.Path, "")
+	var err error
+	to.File, err = StatFile(to.Path)
+	require.NoError(t, err)
+	opened, err := open(d.name, os.O_RDONLY)
+	require.NoError(t, err)
+	wantError(t, s.Detach(t.Context(), to), state.Unavailable, d.Path(), errHeld.Error())
+	require.NoError(t, opened.Close())
+	detached(t, s, to)
+}
+
 // Programs claim a device for a moment, and leave it alone then.
 func TestDetachWaitsOutAClaim(t *testing.T) {
 	s, to := newDevices(t), newFile(t, "data")
