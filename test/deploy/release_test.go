@@ -56,10 +56,16 @@ func TestRelease(t *testing.T) {
 			t.Errorf("%s is not refused by %s, but: %v: %s", version, file, err, out)
 		}
 	}
-	kustomization := filepath.Join("deploy", "base", "kustomization.yaml")
-	write(kustomization, strings.Replace(read(t, filepath.Join(tree, kustomization)), "v0.1.0", "v0.0.9", 1))
-	if out, err := release("v0.1.0"); err == nil || !strings.Contains(out, kustomization) {
-		t.Errorf("another version in %s is not refused, but: %v: %s", kustomization, err, out)
+	for file, another := range map[string][2]string{
+		"deploy/base/kustomization.yaml": {"v0.1.0", "v0.0.9"},
+		"deploy/chart/Chart.yaml":        {"appVersion: v0.1.0", "appVersion: v0.1.0-rc.1"},
+	} {
+		text := read(t, filepath.Join(tree, file))
+		write(file, strings.Replace(text, another[0], another[1], 1))
+		if out, err := release("v0.1.0"); err == nil || !strings.Contains(out, file) {
+			t.Errorf("%s in %s is not refused, but: %v: %s", another[1], file, err, out)
+		}
+		write(file, text)
 	}
 }
 
