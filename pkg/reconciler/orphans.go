@@ -100,7 +100,7 @@ func (r *Reconciler) orphans(ctx context.Context, clean func(Orphan) bool) ([]Or
 		o.Cleaned = is && o.Kept == "" && clean(*o)
 		return is
 	})
-	if err == nil && r.metrics != nil {
+	if err == nil && ctx.Err() == nil && r.metrics != nil { // all were looked at
 		for _, o := range found {
 			if !o.Cleaned {
 				left++

@@ -68,11 +68,13 @@ func rescan(ctx context.Context, info blockdev.Info, bytes int64) (now blockdev.
 	if !asked {
 		return info, nil
 	}
-	poll.Until(ctx, lookInterval, rescanTime, func() bool {
+	if poll.Until(ctx, lookInterval, rescanTime, func() bool {
 		now, err = again(info, nil)
 		return err != nil || now.Size >= bytes
-	})
-	return now, errors.Join(err, ctx.Err())
+	}) {
+		return now, err
+	}
+	return now, ctx.Err()
 }
 
 // again looks at a disk once more.

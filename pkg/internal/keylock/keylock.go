@@ -18,9 +18,6 @@ type lock struct {
 	users int           // that hold the lock or wait for it
 }
 
-// unused holds locks that nobody has or waits for.
-var unused = sync.Pool{New: func() any { return &lock{held: make(chan struct{}, 1)} }}
-
 // Lock waits for the lock of key until ctx ends, whose error it returns then.
 // The caller ends its turn by calling unlock, once.
 func (m *Map) Lock(ctx context.Context, key string) (unlock func(), err error) {
@@ -45,7 +42,7 @@ func (m *Map) join(key string) *lock {
 		if m.locks == nil {
 			m.locks = map[string]*lock{}
 		}
-		l = unused.Get().(*lock)
+		l = &lock{held: make(chan struct{}, 1)}
 		m.locks[key] = l
 	}
 	l.users++
@@ -57,6 +54,5 @@ func (m *Map) leave(key string, l *lock) {
 	defer m.mu.Unlock()
 	if l.users--; l.users == 0 {
 		delete(m.locks, key)
-		unused.Put(l)
 	}
 }
