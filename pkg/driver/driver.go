@@ -419,7 +419,7 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 		Storage:      p.storage,
 	}
 	services := services{
-		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), programs: p.filesystem.CheckPrograms},
+		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), lacks: p.lacks},
 		node:     nodeserver.New(node), controller: p.controller, more: p.options.Services,
 	}
 	if p.options.Identity != nil {

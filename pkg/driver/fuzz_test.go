@@ -204,7 +204,7 @@ func (s *scene) open() (err error) {
 	const key = "topology.fuzz.test/node"
 	backends := devices.NewSet("pool", map[string]devices.Backend{"pool": fakeProvisioner{fakeBackend{s.node}, volumes}})
 	controller := controllerserver.New(controllerserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends, Intents: s.store})
-	server := newServer(newMetrics("v1"), &refusals{}, nil, testOptions(), services{identity: &identity{name: "fuzz.test", version: "v1", programs: func() error { return nil }}, controller: controller,
+	server := newServer(newMetrics("v1"), &refusals{}, nil, testOptions(), services{identity: &identity{name: "fuzz.test", version: "v1", lacks: func() error { return nil }}, controller: controller,
 		node: nodeserver.New(nodeserver.Config{NodeID: "node-1", Topology: map[string]string{key: "node-1"}, Filesystems: s.node, Backends: backends,
 			Reconciler: r, Records: s.store, Paths: s.node, Inline: inline, Storage: func(context.Context) []report.Finding { return nil }})})
 	listener, err := net.Listen("unix", filepath.Join(s.dir, "csi.sock"))

@@ -15,7 +15,7 @@ type identity struct {
 	csi.UnimplementedIdentityServer
 	name, version string
 	capabilities  []*csi.PluginCapability
-	programs      func() error // returns which one is missing
+	lacks         func() error
 }
 
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -46,12 +46,12 @@ func (p *plugin) capabilities() (all []*csi.PluginCapability) {
 }
 
 // Probe answers ready: the socket serves only once the store is open and every record is
-// queued. It returns FailedPrecondition if a program is missing. A pool that is away is told
-// by all else, and is no reason for that: external-provisioner would not start, so that
-// Kubernetes went on counting with the room of before, and livenessprobe would restart a
+// queued. It returns FailedPrecondition if programs or loop devices are missing. A pool that is
+// away is told by all else, and is no reason for that: external-provisioner would not start, so
+// that Kubernetes went on counting with the room of before, and livenessprobe would restart a
 // plugin that works on other disks.
 func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	if err := i.programs(); err != nil {
+	if err := i.lacks(); err != nil {
 		return nil, state.Errorf(state.FailedPrecondition, "%w", err)
 	}
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil

@@ -12,7 +12,7 @@ import (
 
 func TestProbe(t *testing.T) {
 	for _, missing := range []error{nil, errors.New("mkfs.xfs is needed")} {
-		i := &identity{programs: func() error { return missing }}
+		i := &identity{lacks: func() error { return missing }}
 		resp, err := i.Probe(t.Context(), &csi.ProbeRequest{})
 		switch {
 		case missing == nil && (err != nil || !resp.GetReady().GetValue()):

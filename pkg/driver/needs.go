@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -25,9 +26,12 @@ type needs struct {
 func (p *plugin) newNeeds() *needs {
 	return &needs{checks: []func(context.Context) error{
 		p.defaultStorage(),
-		func(context.Context) error { return p.filesystem.CheckPrograms() },
+		func(context.Context) error { return p.lacks() },
 	}}
 }
+
+// lacks returns what is missing whatever disks are there: programs, loop devices.
+func (p *plugin) lacks() error { return errors.Join(p.filesystem.CheckPrograms(), p.loops.Check()) }
 
 // checkTime bounds the checks. A check that hangs on a dead disk is no reason to
 // restart the plugin: that would kill the helper programs that work on other disks.

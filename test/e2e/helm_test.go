@@ -31,7 +31,7 @@ metrics: {dashboard: {enabled: true}}
 
 // TestHelm: the chart installs a second driver beside the first, and its own test passes; by the commands of docs/upgrade.md it becomes the older
 // version, is upgraded to this one, and rolled back to each, under pods that write; values that cannot be change nothing;
-// and the uninstall leaves nothing in the cluster.
+// with traces, though no collector is there, the log names them; and the uninstall leaves nothing in the cluster.
 func TestHelm(t *testing.T) {
 	if err := os.MkdirAll(secondPool, 0o755); err != nil {
 		t.Fatal(err)
@@ -91,8 +91,11 @@ func TestHelm(t *testing.T) {
 	if args := kubectl(t, "get", "--namespace=second", secondSet, "--output=jsonpath={.spec.template.spec.containers[0].args}"); strings.Contains(args, "json") {
 		t.Errorf("after the rollback to the first release its arguments are %s", args)
 	}
+	follow(t, "../..", second("docs/operate.md", "it was, and the class of its error.")...)
+	follow(t, "../..", "kubectl rollout status --namespace=second "+secondSet)
 	s.remove("pod", "--all")
 	s.remove("persistentvolumeclaim", "--all")
+	follow(t, "../..", second("docs/operate.md", "in the line of each call and of its steps", "logs POD", "logs "+secondSet)...)
 
 	follow(t, "../..", second("docs/install.md", "   That deletes the namespace")...)
 	gone = true

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -290,7 +291,8 @@ func TestKubeletRestart(t *testing.T) {
 	s.wrote("writer")
 }
 
-// TestPluginKilled: the plugin is killed while volumes are published, and again while they are unpublished.
+// TestPluginKilled: the plugin is killed while volumes are published, and again while they are unpublished. What it had
+// logged until then gets into a report by the command of docs/tools.md.
 func TestPluginKilled(t *testing.T) {
 	s := newSpace(t)
 	var manifests, pods []string
@@ -325,6 +327,12 @@ func TestPluginKilled(t *testing.T) {
 	killPlugin(t)
 	s.remove("pod", "--all")
 	deployed(t)
+	report := filepath.Join(t.TempDir(), "report.tar.gz")
+	follow(t, "../..", documented(t, "docs/tools.md", "It works while the plugin is down.", "POD", "daemonset/csi-node", "report.tar.gz", report)...)
+	given, err := exec.Command("tar", "--extract", "--gzip", "--file", report, "--to-stdout", "--wildcards", "*log-given.txt").CombinedOutput()
+	if err != nil || !strings.Contains(string(given), "Serving") {
+		t.Errorf("of the log before the report has\n%s%v", given, err)
+	}
 }
 
 // mountsOf returns the node's mount points that belong to a volume: the stage first, then its targets.
