@@ -304,6 +304,18 @@ func killPlugin(t testing.TB) {
 	await(t, "plugin to kill", func() error { return the.kill(pluginProgram, nil) })
 }
 
+// pluginRestarts returns how often kubelet has started the plugin again on the first node, as far as it has told.
+func pluginRestarts(t testing.TB) int {
+	t.Helper()
+	out := kubectl(t, "get", "pods", "--namespace=csi-node", "--selector=app.kubernetes.io/name=csi-node", "--field-selector=spec.nodeName="+nodeName,
+		`--output=jsonpath={.items[0].status.containerStatuses[?(@.name=="csi-node")].restartCount}`)
+	n, err := strconv.Atoi(out)
+	if err != nil {
+		t.Fatalf("restarts of the plugin: %v", err)
+	}
+	return n
+}
+
 // assertNothingLeft waits until no volume has left anything on the node.
 func assertNothingLeft(t testing.TB) {
 	t.Helper()

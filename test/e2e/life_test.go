@@ -301,6 +301,7 @@ func TestPluginKilled(t *testing.T) {
 		manifests = append(manifests, claim(name, "e2e-ext4", "32Mi"), pod(name, name, "echo kept > /data/file; "+idle))
 		pods = append(pods, name)
 	}
+	restarts := pluginRestarts(t)
 	s.apply(manifests...)
 	// The first volume is being made: the others follow while the plugin is down.
 	await(t, "first volume", func() error {
@@ -326,6 +327,13 @@ func TestPluginKilled(t *testing.T) {
 	})
 	killPlugin(t)
 	s.remove("pod", "--all")
+	// Before it knows of the kill, kubelet says that all is ready, and has the log of the plugin before this one.
+	await(t, "both restarts", func() error {
+		if now := pluginRestarts(t); now != restarts+2 {
+			return fmt.Errorf("the plugin was restarted %d times, and before the test %d", now, restarts)
+		}
+		return nil
+	})
 	deployed(t)
 	report := filepath.Join(t.TempDir(), "report.tar.gz")
 	follow(t, "../..", documented(t, "docs/tools.md", "It works while the plugin is down.", "POD", "daemonset/csi-node", "report.tar.gz", report)...)
