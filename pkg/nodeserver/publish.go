@@ -26,37 +26,28 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		pending = append(pending, state.StagePart())
 	}
 	target, err := s.target(ctx, req)
-	if err != nil {
-		return nil, s.whilePending(req.GetVolumeId(), err, pending...)
-	}
-	if inline {
-		stage, err := s.inlineStage(req, target)
-		if err != nil {
-			return nil, s.whilePending(req.GetVolumeId(), err, pending...)
-		}
-		err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(target.Path), func(v *state.Volume) error {
-			return s.remembering(req, v.AskInline(stage, target, time.Now()))
-		})
-		if err != nil {
-			return nil, err
-		}
-		return &csi.NodePublishVolumeResponse{}, nil
-	}
-	staging := req.GetStagingTargetPath()
-	if staging == "" {
+	var stage *state.Stage
+	switch {
+	case err != nil:
+	case inline:
+		stage, err = s.inlineStage(req, target)
+	case req.GetStagingTargetPath() == "":
 		err = state.Errorf(state.FailedPrecondition, "staging_target_path is missing: the volume must be staged first")
-	} else {
-		err = s.path(req.GetVolumeId(), "staging_target_path", staging)
+	default:
+		err = s.path(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath())
 	}
 	if err != nil {
 		return nil, s.whilePending(req.GetVolumeId(), err, pending...)
 	}
 	err = s.Reconciler.Ensure(ctx, req.GetVolumeId(), state.TargetPart(target.Path), func(v *state.Volume) error {
+		ask := *target
+		if inline {
+			return s.remembering(req, v.AskInline(stage, &ask, time.Now()))
+		}
 		if v.Stage == nil && v.Backend == "" {
 			v.Backend = req.GetVolumeContext()[devices.BackendKey]
 		}
-		ask := *target
-		return s.remembering(req, v.AskPublish(&ask, staging, time.Now()))
+		return s.remembering(req, v.AskPublish(&ask, req.GetStagingTargetPath(), time.Now()))
 	})
 	if err != nil {
 		return nil, err
