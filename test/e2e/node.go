@@ -134,7 +134,8 @@ func (n *node) importImages(ctx context.Context) error {
 	return nil
 }
 
-// pidOf finds the process of one of the node's programs. A probe of kubelet's runs the plugin's for a moment.
+// pidOf finds the process of one of the node's programs. A probe of kubelet's runs the plugin's for a moment, and a child of
+// the process is its likeness until it runs a program of its own.
 func (n *node) pidOf(program string) (int, error) {
 	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.pid()))
 	if err != nil {
@@ -152,8 +153,17 @@ func (n *node) pidOf(program string) (int, error) {
 		if its, err := os.Readlink(filepath.Join(dir, "ns/pid")); err != nil || its != namespace {
 			continue
 		}
-		line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if arguments := strings.Split(string(line), "\x00"); err != nil || len(arguments) > 1 && arguments[1] == "probe" {
+		line, err := os.ReadFile(filepath.Join(dir, "cmdline")) // empty where the program only begins, or ends
+		if arguments := strings.Split(string(line), "\x00"); err != nil || len(arguments) < 2 || arguments[1] == "probe" {
+			continue
+		}
+		status, err := os.ReadFile(filepath.Join(dir, "status"))
+		if err != nil {
+			continue
+		}
+		_, parent, _ := strings.Cut(string(status), "\nPPid:\t")
+		parent, _, _ = strings.Cut(parent, "\n")
+		if path, err := os.Readlink(filepath.Join("/proc", parent, "exe")); err == nil && path == program {
 			continue
 		}
 		return strconv.Atoi(filepath.Base(dir))
