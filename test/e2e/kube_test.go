@@ -254,6 +254,16 @@ func (s *space) created(name string, flags ...string) string {
 	return made.Volume.ID
 }
 
+// destroyed deletes a volume that was made by hand. It is refused while kubelet has not unstaged the volume, which may be
+// after the last pod is gone.
+func (s *space) destroyed(handle string) {
+	s.Helper()
+	await(s, "deletion of volume "+handle, func() error {
+		_, err := try("", "exec", "--namespace=csi-node", "daemonset/csi-node", "--container=csi-node", "--", "csi-node", "volume", "delete", handle)
+		return err
+	})
+}
+
 // static is a manifest of a PersistentVolume for a volume that is there. It outlives its claim.
 func static(name, handle, fsType string) string {
 	return fmt.Sprintf(`apiVersion: v1

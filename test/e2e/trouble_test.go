@@ -130,7 +130,7 @@ func TestEventsTellWhatToDo(t *testing.T) {
 		s.Cleanup(func() {
 			s.remove("pod/blank", "persistentvolumeclaim/blank")
 			kubectl(s, "delete", "persistentvolume", "blank")
-			inPlugin(s, "volume", "delete", handle)
+			s.destroyed(handle)
 		})
 		s.event("blank", handle, "blank", "read-only")
 	})

@@ -79,7 +79,10 @@ func (v *versions) to(image string, change func()) {
 	v.ready(made)
 	if earlier := fmt.Sprintf("made-%d", v.made-1); v.made > 1 {
 		v.wrote(earlier)
+		volume := v.kubectl("get", "persistentvolumeclaim", earlier, "--output=jsonpath={.spec.volumeName}")
 		v.remove("pod/"+earlier, "persistentvolumeclaim/"+earlier)
+		// Until then it may still be staged, and its mount would be one that changes.
+		kubectl(v, "wait", "--for=delete", "persistentvolume/"+volume, "--timeout="+patience.String())
 	}
 }
 

@@ -184,7 +184,7 @@ func staticVolume(s *space) {
 	s.grown("static", "384Mi")
 	s.remove("pod/second", "persistentvolumeclaim/static")
 	kubectl(s, "delete", "persistentvolume/static", "storageclass/csi-node-static")
-	inPlugin(s, "volume", "delete", handle)
+	s.destroyed(handle)
 }
 
 // TestDisk: a disk of the node, as deploy/examples has it, is formatted once, and its data stays when the claim goes.
