@@ -47,7 +47,8 @@ func (m inBrowser) Run() int {
 		println("There is no Chromium here: `hack/install-deps browser` installs it.")
 		return 1
 	}
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox) // root has no sandbox; the page is our own
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.WSURLReadTimeout(patience),
+		chromedp.NoSandbox) // root has no sandbox; the page is our own
 	allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
 	defer end()
 	var close context.CancelFunc
