@@ -521,3 +521,30 @@ func TestMirrorAwaitsItsLegs(t *testing.T) {
 		}
 	}
 }
+
+// What a volume is to grow by follows from its size of now: it may have grown since the last
+// report, by hand or by a command that had not ended when its caller was answered.
+func TestGrowLooksAgain(t *testing.T) {
+	for name, kind := range map[string][]string{
+		"thick": nil,
+		"thin":  {`"pool_lv":""`, `"pool_lv":"pool0"`, `"lv": [`, `"lv": [{"lv_name":"pool0", "lv_uuid":"p", "lv_size":"1073741824", "lv_attr":"twi-a-tz--", "lv_active":"active", "lv_autoactivation":"", "lv_suspended":"", "lv_tags":"", "lv_layout":"thin,pool", "pool_lv":"", "data_percent":"1", "metadata_percent":"1", "copy_percent":"", "lv_health_status":""},`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
+			report := strings.NewReplacer(kind...).Replace(string(reportOf(t, 1)))
+			ran := recorded(t, b, &report)
+			_, err := b.ListVolumes(t.Context())
+			require.NoError(t, err)
+			report = strings.Replace(report, `"lv_size":"4194304"`, `"lv_size":"8388608"`, 1)
+			v := devices.Volume{ID: volumeID{group, "pvc-0"}.String()}
+			require.Class(t, b.Grow(t.Context(), v, 12<<20), state.Unavailable, "vg0/pvc-0 has changed")
+			if len(*ran) > 0 {
+				t.Fatalf("lvm was run %q", *ran)
+			}
+			err = b.Grow(t.Context(), v, 12<<20)
+			if len(*ran) == 0 || !strings.Contains((*ran)[0], "--extents +1 ") && !strings.Contains((*ran)[0], "--extents 1 ") {
+				t.Errorf("lvm was run %q (%v)", *ran, err)
+			}
+		})
+	}
+}

@@ -63,13 +63,17 @@ func (b *Backend) reload(ctx context.Context, at place) error {
 }
 
 // roomFor returns the disks on which a volume is to have so many extents more, none if it
-// may be any. The caller has the group's turn.
+// may be any. The caller has the group's turn. Unavailable: the volume has changed, and how
+// much it is to grow by was reckoned from an older report.
 //
 // A mirror grows on the disks that it has: on others its legs could change places.
 func (b *Backend) roomFor(ctx context.Context, at place, extents int64) (paths []string, err error) {
 	r, err := b.refresh(ctx, at.group)
 	if err != nil {
 		return nil, err
+	}
+	if now := r.volumes[at.volume.name]; now.uuid != at.volume.uuid || now.bytes != at.volume.bytes {
+		return nil, state.Errorf(state.Unavailable, "the logical volume %s has changed since it was looked at", at.path())
 	}
 	if at.volume.layout.raid1 {
 		if paths, err = b.mirrorDisks(ctx, at); err != nil {
