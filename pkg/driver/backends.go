@@ -59,7 +59,7 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 	p.devices.KeepFacts(facts)
 	p.layers = devices.PlaceLayers(p.options.Layers, devices.Environment{DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly})
 	p.devices.KeepLayers(p.layers)
-	p.views = blockdev.New(p.loops, p.volumeAt)
+	p.views = blockdev.New(p.loops, p.viewedVolume)
 	return nil
 }
 
@@ -115,10 +115,21 @@ func ability[T any](p *plugin) (can T, ok bool) {
 
 // volumeAt returns the volume that a device stands for; empty: none.
 func (p *plugin) volumeAt(number state.DeviceNumber) string {
+	return cmp.Or(p.located(number), p.store.VolumeOfDevice(number))
+}
+
+// viewedVolume returns the volume of a device that is to get a view, which the reconciler has
+// just observed: a disk, and the device of a layer, are nowhere else told to be a volume's.
+func (p *plugin) viewedVolume(number state.DeviceNumber) string {
+	return cmp.Or(p.located(number), p.reconciler.VolumeOf(number))
+}
+
+// located returns the volume that a backend knows a device for; empty: none does.
+func (p *plugin) located(number state.DeviceNumber) string {
 	for _, b := range abilities[devices.Locator](p) {
 		if id := b.VolumeAt(number); id != "" {
 			return id
 		}
 	}
-	return p.store.VolumeOfDevice(number)
+	return ""
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,7 +27,7 @@ type Numbers struct {
 	// this node, by whomever.
 	Bound func(state.DeviceNumber) (bool, error)
 	// Published returns the numbers with which a volume is published: those of its
-	// device, or those of its read-only view.
+	// device, or those that its read-only view may have.
 	Published func(volume string, view bool) []state.DeviceNumber
 	// Shown reports whether a device node with the number is bound where the volume is
 	// published with it. nil: none is.
@@ -104,13 +105,19 @@ func (s *Devices) free(ctx context.Context, control *os.File, r Request, again b
 	}
 }
 
+// published returns the numbers of loop devices that a volume, or its view, is published with.
+func (s *Devices) published(r Request) []state.DeviceNumber {
+	if s.numbers.Published == nil || r.Volume == "" {
+		return nil
+	}
+	all := s.numbers.Published(r.Volume, r.isView())
+	return slices.DeleteFunc(all, func(n state.DeviceNumber) bool { return n.Major != loopMajor })
+}
+
 // publishedDevice returns the device that a volume, or its view, is published as, if it is
 // free; "" if there is none.
 func (s *Devices) publishedDevice(control *os.File, r Request) (name string, err error) {
-	if s.numbers.Published == nil || r.Volume == "" {
-		return "", nil
-	}
-	for _, number := range s.numbers.Published(r.Volume, r.isView()) {
+	for _, number := range s.published(r) {
 		index, err := indexOf(number)
 		if err != nil {
 			return "", err

@@ -184,3 +184,12 @@ func TestTakenDeviceIsPassedOver(t *testing.T) {
 		t.Errorf("configured while somebody looks whether it is held: %t, %v", taken, err)
 	}
 }
+
+// What is published as another kind of device says nothing of the loop device with its minor.
+func TestPublishedAsADisk(t *testing.T) {
+	view := state.DeviceNumber{Major: loopMajor, Minor: 5}
+	s := &Devices{numbers: Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{{Major: 8, Minor: 16}, view} }}}
+	if all := s.published(Request{Volume: "v"}); len(all) != 1 || all[0] != view {
+		t.Errorf("%v, want %s alone", all, view)
+	}
+}

@@ -104,10 +104,7 @@ func (s *Devices) shownAsView(ctx context.Context, volume string, number state.D
 // restorePublished returns the view that a volume is published as, if somebody has put
 // something else behind it while no index knew it; nil if not.
 func (s *Devices) restorePublished(ctx context.Context, r Request) (*Device, error) {
-	if s.numbers.Published == nil || r.Volume == "" {
-		return nil, nil
-	}
-	for _, number := range s.numbers.Published(r.Volume, true) {
+	for _, number := range s.published(r) {
 		index, err := indexOf(number)
 		if err != nil {
 			return nil, err

@@ -49,6 +49,17 @@ func (r *Reconciler) AllChanged() {
 	}
 }
 
+// VolumeOf returns the volume that has a device, as it was last observed; empty: none has, or
+// which one is not sure.
+func (r *Reconciler) VolumeOf(number state.DeviceNumber) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ids := r.volumesByDevice[number]; len(ids) == 1 {
+		return ids[0]
+	}
+	return ""
+}
+
 // index notes the device numbers by which a volume is found: those of its devices
 // and view when it was last observed, and those it is published with. The caller
 // holds mu.

@@ -141,21 +141,28 @@ func TestSwappedViewIsPutRight(t *testing.T) {
 	node := fmt.Sprint("/dev/loop", unix.Minor(numberAt(t, target)))
 	shows := backingOf(node)
 	p.Kill()
-	path := filepath.Join(t.TempDir(), "own")
-	write(t, path, "")
-	must(t, os.Truncate(path, 16*mib))
-	own, err := os.Open(path)
-	must(t, err)
-	defer own.Close()
-	device, err := os.Open(node)
-	must(t, err)
-	const loopChangeFD = 0x4c06
-	must(t, unix.IoctlSetInt(int(device.Fd()), loopChangeFD, int(own.Fd())))
-	must(t, device.Close())
+	swapBacking(t, node, 16*mib)
 	p.Start(harness.Options{})
 	must(t, v.PublishReadOnly(t.Context(), target))
 	if now := backingOf(node); now != shows {
 		t.Errorf("the pod is shown %s, want %s", now, shows)
 	}
 	v.End(target)
+}
+
+// swapBacking puts a file of so many bytes behind a read-only loop device, as who has that
+// for reading can.
+func swapBacking(t *testing.T, node string, bytes int64) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "own")
+	write(t, path, "")
+	must(t, os.Truncate(path, bytes))
+	own, err := os.Open(path)
+	must(t, err)
+	defer func() { must(t, own.Close()) }()
+	device, err := os.Open(node)
+	must(t, err)
+	const loopChangeFD = 0x4c06
+	must(t, unix.IoctlSetInt(int(device.Fd()), loopChangeFD, int(own.Fd())))
+	must(t, device.Close())
 }

@@ -249,3 +249,52 @@ func TestReadOnlyRawDiskGrows(t *testing.T) {
 	must(t, v.Down(ctx, reader, writer))
 	mustBeFree(t, node)
 }
+
+// The read-only device that a pod has of a disk comes back with its number if somebody takes
+// it away; and what the pod puts behind it while the plugin is not there does not stay.
+func TestLostViewOfADiskComesBack(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]csi.VolumeCapability_AccessMode_Mode{
+		"staged for writing": multiWriter,
+		"staged for reading": csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, o := disks(t, harness.Options{})
+			p.Start(o)
+			ctx := t.Context()
+			node := machine.Losetup(t, "--partscan", machine.Image(t, 64*mib)) // as the disks that can have partitions
+			harness.Command(t, "addpart", node, "1", "2048", "65536")          // sectors; the kernel here may not know any table
+			v := onDisk(p, t, "a-partition", node+"p1", "")
+			v.Capability = blockAs(mode)
+			target := v.Target("pod")
+			must(t, v.Stage(ctx))
+			path, backing := "", ""
+			for lost := 0; backing == ""; lost++ {
+				must(t, v.PublishReadOnly(ctx, target))
+				path = fmt.Sprint("/dev/loop", unix.Minor(numberAt(t, target)))
+				backing = backingOf(path)
+				detach(t, path)
+				harness.Eventually(t, path+" is attached again", func() bool {
+					return told(p) || backingOf(path) == backing && len(p.Report().Unsettled()) == 0
+				})
+				if told(p) { // another test has it, perhaps
+					backing = ""
+					must(t, v.Unpublish(ctx, target))
+					if lost == 5 {
+						t.Fatal("the pod's device does not come back")
+					}
+				}
+			}
+			p.Kill()
+			swapBacking(t, path, 32*mib)
+			p.Start(o)
+			must(t, v.PublishReadOnly(ctx, target))
+			if now := backingOf(path); now != backing {
+				t.Errorf("the pod is shown %s, want %s", now, backing)
+			}
+			must(t, v.Down(ctx, target))
+			mustBeFree(t, node+"p1")
+		})
+	}
+}
