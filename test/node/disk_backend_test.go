@@ -131,6 +131,14 @@ func TestRefusedClearingKeepsTheDisk(t *testing.T) {
 	mustBeFree(t, node)
 }
 
+// divided returns a disk with a partition of 32 MiB.
+func divided(t *testing.T) (disk, partition string) {
+	t.Helper()
+	disk = machine.Losetup(t, "--partscan", machine.Image(t, 64*mib)) // as the disks that can have partitions
+	harness.Command(t, "addpart", disk, "1", "2048", "65536")         // sectors; the kernel here may not know any table
+	return disk, disk + "p1"
+}
+
 // A partition that a pod has for reading stays read-only, though nobody has it open: nobody can
 // have the kernel read the partition table again, by which a partition loses that mode.
 func TestReadOnlyPartitionStaysReadOnly(t *testing.T) {
@@ -138,9 +146,8 @@ func TestReadOnlyPartitionStaysReadOnly(t *testing.T) {
 	p, o := disks(t, harness.Options{})
 	p.Start(o)
 	ctx := t.Context()
-	node := machine.Losetup(t, "--partscan", machine.Image(t, 64*mib)) // as the disks that can have partitions
-	harness.Command(t, "addpart", node, "1", "2048", "65536")          // sectors; the kernel here may not know any table
-	v := onDisk(p, t, "a-partition", node+"p1", "")
+	node, partition := divided(t)
+	v := onDisk(p, t, "a-partition", partition, "")
 	v.Capability = blockAs(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY)
 	target := v.Target("pod")
 	must(t, v.Stage(ctx))
@@ -153,7 +160,7 @@ func TestReadOnlyPartitionStaysReadOnly(t *testing.T) {
 	}
 	must(t, v.Unpublish(ctx, target))
 	must(t, v.Unstage(ctx))
-	mustBeFree(t, node+"p1")
+	mustBeFree(t, partition)
 }
 
 // A disk stays mounted, and nothing is known of that any more: neither the store nor the notes are
@@ -263,29 +270,23 @@ func TestLostViewOfADiskComesBack(t *testing.T) {
 			p, o := disks(t, harness.Options{})
 			p.Start(o)
 			ctx := t.Context()
-			node := machine.Losetup(t, "--partscan", machine.Image(t, 64*mib)) // as the disks that can have partitions
-			harness.Command(t, "addpart", node, "1", "2048", "65536")          // sectors; the kernel here may not know any table
-			v := onDisk(p, t, "a-partition", node+"p1", "")
+			_, partition := divided(t)
+			v := onDisk(p, t, "a-partition", partition, "")
 			v.Capability = blockAs(mode)
 			target := v.Target("pod")
 			must(t, v.Stage(ctx))
-			path, backing := "", ""
-			for lost := 0; backing == ""; lost++ {
+			path := ""
+			for lost, back := 0, false; !back; lost++ { // another test may have taken the number
+				if lost == 5 {
+					t.Fatal("the pod's device does not come back")
+				}
 				must(t, v.PublishReadOnly(ctx, target))
 				path = fmt.Sprint("/dev/loop", unix.Minor(numberAt(t, target)))
-				backing = backingOf(path)
-				detach(t, path)
-				harness.Eventually(t, path+" is attached again", func() bool {
-					return told(p) || backingOf(path) == backing && len(p.Report().Unsettled()) == 0
-				})
-				if told(p) { // another test has it, perhaps
-					backing = ""
+				if back = comesBack(t, p, path); !back {
 					must(t, v.Unpublish(ctx, target))
-					if lost == 5 {
-						t.Fatal("the pod's device does not come back")
-					}
 				}
 			}
+			backing := backingOf(path)
 			p.Kill()
 			swapBacking(t, path, 32*mib)
 			p.Start(o)
@@ -294,7 +295,7 @@ func TestLostViewOfADiskComesBack(t *testing.T) {
 				t.Errorf("the pod is shown %s, want %s", now, backing)
 			}
 			must(t, v.Down(ctx, target))
-			mustBeFree(t, node+"p1")
+			mustBeFree(t, partition)
 		})
 	}
 }

@@ -34,13 +34,7 @@ func TestLostDeviceComesBack(t *testing.T) {
 			must(t, publish(ctx, target))
 			sum, number := sumCached(t, target), numberAt(t, target)
 			path := fmt.Sprint("/dev/loop", unix.Minor(number))
-			backing := backingOf(path)
-			detach(t, path)
-			// Another test may have it by now, which is told then.
-			harness.Eventually(t, path+" is attached again", func() bool {
-				return told(p) || backingOf(path) == backing && len(p.Report().Unsettled()) == 0
-			})
-			if !told(p) {
+			if comesBack(t, p, path) {
 				if now := sumCached(t, target); now != sum {
 					t.Error("the pod's device shows other bytes")
 				}
@@ -99,6 +93,24 @@ func TestLostDeviceWhoseNumberIsTaken(t *testing.T) {
 			v.End(target, next)
 		})
 	}
+}
+
+// comesBack detaches a published device, and reports whether it is attached again. It is not
+// where another test has it by then, which is told.
+func comesBack(t *testing.T, p *harness.Plugin, path string) bool {
+	t.Helper()
+	backing, was := backingOf(path), sequenceOf(path)
+	detach(t, path)
+	harness.Eventually(t, path+" is attached again", func() bool {
+		return told(p) || sequenceOf(path) != was && backingOf(path) == backing && len(p.Report().Unsettled()) == 0
+	})
+	return !told(p)
+}
+
+// sequenceOf changes whenever a disk is attached or detached.
+func sequenceOf(path string) string {
+	sequence, _ := os.ReadFile(filepath.Join("/sys/block", filepath.Base(path), "diskseq"))
+	return string(sequence)
 }
 
 // detach takes a device away for which nobody has asked the plugin. Whoever lists
