@@ -165,4 +165,9 @@ func swapBacking(t *testing.T, node string, bytes int64) {
 	const loopChangeFD = 0x4c06
 	must(t, unix.IoctlSetInt(int(device.Fd()), loopChangeFD, int(own.Fd())))
 	must(t, device.Close())
+	t.Cleanup(func() {
+		if backingOf(node) == path { // nobody has put it right
+			detach(t, node)
+		}
+	})
 }

@@ -198,7 +198,7 @@ func diskThatWasAway(t *testing.T) (p *harness.Plugin, o harness.Options, w *wra
 	for try := 1; ; try++ {
 		p, o, w, v = interruptedFormat(t)
 		node := v.Context["path"]
-		file = strings.TrimSpace(backingOf(node))
+		file = backingOf(node)
 		var st unix.Stat_t
 		must(t, unix.Stat(node, &st))
 		machine.LosetupDetach(t, node)

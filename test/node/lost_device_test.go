@@ -131,7 +131,7 @@ func backingOf(path string) string {
 	if err != nil {
 		return ""
 	}
-	return string(raw)
+	return strings.TrimSpace(string(raw))
 }
 
 // takeLoop makes a free loop device another's until the test ends. The plugins
