@@ -79,6 +79,7 @@ func TestPerformance(t *testing.T) {
 	how, dir := short, t.TempDir()
 	if *reportDir != "" {
 		how, dir = long, *reportDir
+		require.NoError(t, os.MkdirAll(dir, 0o750)) // or minutes of measuring would be lost
 		machine.RemoveNewLoops(t)
 	}
 	r := &report{scale: how, machine: machineFacts(t)}
