@@ -224,8 +224,11 @@ func (s *Devices) bind(ctx context.Context, name string, backing *os.File, confi
 }
 
 // configureFree configures a device, if it is free, and returns it open. LOOP_CONFIGURE
-// claims an attached device for a moment before it refuses: it has its turn, so that
-// no other goroutine takes the volume of that device for held.
+// claims an attached device for a moment before it refuses, and a mkfs that starts just then
+// would take it for in use. So the device is asked first; it has its turn, so that no other
+// goroutine configures it after that, or takes the volume of that device for held.
+//
+// EBUSY: the device is not free.
 func (s *Devices) configureFree(ctx context.Context, name string, config *unix.LoopConfig, readOnly bool) (*os.File, error) {
 	done, err := s.Turn(ctx, name)
 	if err != nil {
@@ -235,6 +238,13 @@ func (s *Devices) configureFree(ctx context.Context, name string, config *unix.L
 	f, err := open(name, modeOf(readOnly))
 	if err != nil {
 		return nil, err
+	}
+	info, err := statusOf(int(f.Fd()), f.Name())
+	if info != nil {
+		err = &os.PathError{Op: "attach", Path: f.Name(), Err: unix.EBUSY}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	if err := unix.IoctlLoopConfigure(int(f.Fd()), config); err != nil {
 		return nil, errors.Join(fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err), f.Close())

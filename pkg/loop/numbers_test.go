@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -164,6 +165,10 @@ func TestTakenDeviceIsPassedOver(t *testing.T) {
 		t.Errorf("offered %s, which is taken (%v)", name, err)
 	}
 	d := attach(t, s, vol)
+	noFile := unix.LoopConfig{Fd: math.MaxUint32} // EBADF, if the kernel was asked: it would claim the device, which a mkfs may be about to open
+	if taken, err := s.bind(t.Context(), d.name, nil, &noFile, Shape{}, false, nil); err != nil || !taken {
+		t.Errorf("an attached device is passed over without LOOP_CONFIGURE: %t, %v", taken, err)
+	}
 	claimed, err := open(d.name, os.O_RDONLY|unix.O_EXCL)
 	require.NoError(t, err)
 	defer claimed.Close()
