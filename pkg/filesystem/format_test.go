@@ -3,11 +3,13 @@ package filesystem
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,6 +129,48 @@ func TestFormatToolFails(t *testing.T) {
 		script(t, "mkfs.ext4", `for last; do :; done; exec mkfs.ext3 -q "$last"`)
 		wantClass(t, h.Format(t.Context(), device, "ext4", nil), state.Unavailable, "file system of type ext3")
 	})
+}
+
+// Each mkfs and e2fsck refuse a device that somebody has claimed, even if for a moment only, after
+// it was proved blank.
+func TestProgramsWaitOutAClaim(t *testing.T) {
+	h := newHost(t)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		device := attach(t, newImage(t, 400*mib))
+		var holder sync.WaitGroup
+		claimForAMoment := func() {
+			release := claimed(t, device)
+			holder.Go(func() {
+				time.Sleep(150 * time.Millisecond) // so that the program comes meanwhile
+				release()
+			})
+		}
+		must0(t, h.Format(t.Context(), device, fsType, func(context.Context) (string, error) {
+			claimForAMoment()
+			return itsUUID, nil
+		}))
+		holder.Wait()
+		if fsType == "ext4" {
+			claimForAMoment()
+			must0(t, h.Check(t.Context(), device, fsType))
+			holder.Wait()
+		}
+	}
+}
+
+// Nor does mkfs.btrfs make anything when another loop device of the node goes as it looks at all of
+// them. One that always fails so is not run for ever.
+func TestFormatBtrfsBesideDevicesThatGo(t *testing.T) {
+	device := attach(t, newImage(t, btrfsSmallest))
+	real, err := exec.LookPath("mkfs.btrfs")
+	must0(t, err)
+	runs := filepath.Join(t.TempDir(), "runs")
+	const fails = "echo x >>%s; [ $(wc -l <%[1]s) -gt %d ] || { echo 'ERROR: cannot check mount status of x: No such device or address' >&2; exit 1; }; exec %s \"$@\""
+	script(t, "mkfs.btrfs", fmt.Sprintf(fails, runs, 1000, real))
+	wantClass(t, newHost(t).Format(t.Context(), device, "btrfs", nil), state.Unavailable, "cannot check mount status")
+	must0(t, os.Remove(runs))
+	script(t, "mkfs.btrfs", fmt.Sprintf(fails, runs, 1, real))
+	must0(t, newHost(t).Format(t.Context(), device, "btrfs", nil))
 }
 
 // No more formats run at a time than New was told, and who waits can give up.
