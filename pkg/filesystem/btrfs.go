@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -64,9 +65,20 @@ func (btrfsKind) live(d *device, mountpoint string, sb *superblock) error {
 // volume. Without -f, mkfs.btrfs itself refuses a device on which libblkid finds
 // anything. It does not mix metadata and data (--mixed), which would save room
 // only on a small device, and would last when that has grown.
+//
+// Before it writes anything, mkfs.btrfs looks at every loop device that is mounted
+// on the node, and fails when one goes away just then: it is run again.
 func (btrfsKind) format(ctx context.Context, d *device, _ string, _ bool) error {
-	return mkfs(ctx, "mkfs.btrfs", "-q", "-K", "-m", "dup", "-d", "single", "--csum", "crc32c", d.Name())
+	for try := 1; ; try++ {
+		err := alone("mkfs.btrfs", "-q", "-K", "-m", "dup", "-d", "single", "--csum", "crc32c", d.Name()).Check(ctx)
+		if err == nil || try == btrfsTries || !strings.Contains(err.Error(), "cannot check mount status") {
+			return err
+		}
+	}
 }
+
+// btrfsTries is how often mkfs.btrfs is run when loop devices disappear meanwhile.
+const btrfsTries = 5
 
 // check always refuses: a btrfs is consistent after each commit and replays its log at
 // mount, and its superblock never asks for a check.

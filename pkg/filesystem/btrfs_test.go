@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -197,4 +199,23 @@ func TestProbeBusyBtrfs(t *testing.T) {
 		}
 		return unix.Syncfs(int(root.Fd())) // commits, and so writes superblocks
 	})
+}
+
+// mkfs.btrfs fails when another loop device of the node goes as it looks at all of
+// them; one that always fails so is not run for ever.
+func TestFormatBtrfsBesideDevicesThatGo(t *testing.T) {
+	device := attach(t, newImage(t, btrfsSmallest))
+	real, err := exec.LookPath("mkfs.btrfs")
+	must0(t, err)
+	runs := filepath.Join(t.TempDir(), "runs")
+	const fails = "echo x >>%s; [ $(wc -l <%[1]s) -gt %d ] || { echo 'ERROR: cannot check mount status of x: No such device or address' >&2; exit 1; }; exec %s \"$@\""
+	script(t, "mkfs.btrfs", fmt.Sprintf(fails, runs, 1000, real))
+	wantClass(t, newHost(t).Format(t.Context(), device, "btrfs", nil), state.Unavailable, "cannot check mount status")
+	text, err := os.ReadFile(runs)
+	must0(t, err)
+	if got := strings.Count(string(text), "x"); got != btrfsTries {
+		t.Errorf("it was run %d times", got)
+	}
+	script(t, "mkfs.btrfs", fmt.Sprintf(fails, runs, btrfsTries+1, real))
+	must0(t, newHost(t).Format(t.Context(), device, "btrfs", nil))
 }

@@ -78,9 +78,12 @@ func (k ext4) format(ctx context.Context, d *device, uuid string, zeroed bool) e
 	if uuid != "" {
 		options = append(options, "-U", uuid)
 	}
-	err := mkfs(ctx, "mkfs.ext4", append(options, d.Name())...)
-	if err != nil && zeroed && strings.Contains(err.Error(), prezeroed) {
+	o, err := alone("mkfs.ext4", append(options, d.Name())...).Run(ctx)
+	switch {
+	case err == nil && o.Code != 0 && zeroed && strings.Contains(o.Output, prezeroed):
 		return k.format(ctx, d, uuid, false)
+	case err == nil && o.Code != 0:
+		return o.Failure()
 	}
 	return err
 }
@@ -93,7 +96,7 @@ func (ext4) check(ctx context.Context, path string) error {
 }
 
 func preen(ctx context.Context, path string, options ...string) error {
-	o, err := whenFree(ctx, alone("e2fsck", append(options, path)...))
+	o, err := alone("e2fsck", append(options, path)...).Run(ctx)
 	o.Output = withoutNames(o.Output, path)
 	switch {
 	case err != nil:

@@ -6,15 +6,10 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"slices"
-	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
-	"github.com/csi-node/csi-node/pkg/internal/helper"
-	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -200,7 +195,9 @@ func (p proof) describeUnread() string {
 // claim claims the device (O_EXCL) and lets go of it at once: an error when
 // somebody has it mounted or claimed. It is not kept until mkfs claims the
 // device itself, because every child that is forked meanwhile keeps it, too,
-// from its fork to its exec, and mkfs would be refused. See whenFree.
+// from its fork to its exec, and mkfs would be refused. That still happens, rarely, by
+// one that was forked in this moment. mkfs is not run again here, because whoever holds the
+// device may write to it: the step fails, and its next try looks at the device anew.
 func claim(ctx context.Context, d *device) error {
 	f, err := devnode.Claim(ctx, d.number, func() (*os.File, error) {
 		again, err := d.again(unix.O_EXCL)
@@ -216,38 +213,4 @@ func claim(ctx context.Context, d *device) error {
 		return err
 	}
 	return f.Close()
-}
-
-// mkfs makes a file system. It is run again for a moment if it has refused the device.
-func mkfs(ctx context.Context, name string, args ...string) error {
-	r, err := whenFree(ctx, alone(name, args...))
-	if err == nil && r.Code != 0 {
-		return r.Failure()
-	}
-	return err
-}
-
-// whenFree runs a program, and again for a moment while it has done nothing because the
-// device is in use: until their exec, other programs that are being started have what was claimed
-// when they were forked, and a losetup that looks for a free device claims those that it tries.
-func whenFree(ctx context.Context, p helper.Program) (r helper.Result, err error) {
-	poll.Until(ctx, busyInterval, busyLimit, func() bool {
-		r, err = p.Run(ctx)
-		return err != nil || r.Code == 0 || !slices.ContainsFunc(busyWords, func(words string) bool { return strings.Contains(r.Output, words) })
-	})
-	return r, err
-}
-
-const (
-	busyInterval = 5 * time.Millisecond
-	busyLimit    = 500 * time.Millisecond
-)
-
-// busyWords are what programs say that have done nothing, because of what may be over in a
-// moment.
-var busyWords = []string{
-	"apparently in use by the system", // mkfs.ext4
-	"Device or resource busy",         // mkfs.xfs, mkfs.btrfs
-	"in use.; e2fsck: Cannot continue",
-	"cannot check mount status", // mkfs.btrfs looks at every loop device that is mounted on the node, and one has gone just then
 }

@@ -153,7 +153,7 @@ func (xfs) format(ctx context.Context, d *device, uuid string, _ bool) error {
 	if uuid != "" {
 		options = append(options, "-m", "uuid="+uuid)
 	}
-	return mkfs(ctx, "mkfs.xfs", append(options, d.Name())...)
+	return alone("mkfs.xfs", append(options, d.Name())...).Check(ctx)
 }
 
 // check does nothing but say so: an xfs repairs itself from its log at mount,
