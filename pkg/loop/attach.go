@@ -225,7 +225,7 @@ func (s *Devices) bind(ctx context.Context, name string, backing *os.File, confi
 
 // configureFree configures a device, if it is free, and returns it open. LOOP_CONFIGURE
 // claims an attached device for a moment before it refuses, and a mkfs that starts just then
-// would take it for in use. So the device is asked first; it has its turn, so that no other
+// would take it for in use. So sysfs is asked first; the device has its turn, so that no other
 // goroutine configures it after that, or takes the volume of that device for held.
 //
 // EBUSY: the device is not free.
@@ -235,16 +235,12 @@ func (s *Devices) configureFree(ctx context.Context, name string, config *unix.L
 		return nil, err
 	}
 	defer done()
+	if !isFree(name) {
+		return nil, &os.PathError{Op: "attach", Path: "/dev/" + name, Err: unix.EBUSY}
+	}
 	f, err := open(name, modeOf(readOnly))
 	if err != nil {
 		return nil, err
-	}
-	info, err := statusOf(int(f.Fd()), f.Name())
-	if info != nil {
-		err = &os.PathError{Op: "attach", Path: f.Name(), Err: unix.EBUSY}
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
 	}
 	if err := unix.IoctlLoopConfigure(int(f.Fd()), config); err != nil {
 		return nil, errors.Join(fmt.Errorf("LOOP_CONFIGURE (Linux 5.8) %s: %w", f.Name(), err), f.Close())
