@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -73,7 +74,12 @@ func acts() []act {
 			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.Staging, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 		}},
 		{name: "bind made read-only", idle: true, do: func(s *scene) (func() error, error) {
-			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.targets[0], 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+			var err error
+			harness.Eventually(s.t, "no program that a test starts beside this one has the pod's file any more, as until its exec", func() bool {
+				err = unix.MountSetattr(unix.AT_FDCWD, s.victim.targets[0], 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+				return !errors.Is(err, unix.EBUSY)
+			})
+			return nil, err
 		}},
 		{name: "read-only bind made writable", do: func(s *scene) (func() error, error) {
 			return nil, unix.MountSetattr(unix.AT_FDCWD, s.victim.targets[1], 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
