@@ -33,9 +33,7 @@ func (h *Host) SetAttributes(ctx context.Context, path string, flags state.Flags
 
 // noteAttributes tells the watchers that the attributes of a mount have changed.
 func (h *Host) noteAttributes(point string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for w := range h.watchers {
+	for _, w := range h.openWatchers() {
 		w.forgetAttributes(point)
 	}
 }

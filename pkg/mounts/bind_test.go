@@ -87,13 +87,13 @@ func TestAttachTakesBackWhatItMade(t *testing.T) {
 		path := filepath.Join(root, fmt.Sprint(kind))
 		p, err := h.open(path)
 		must(t, err)
-		if err := p.attach(p.dir, kind, create); err == nil { // that is no detached mount
+		if err := h.attach(p, p.dir, kind, create); err == nil { // that is no detached mount
 			t.Fatal("no error")
 		}
 		wantFile(t, h, path, state.NoFile)
 		_, err = p.make(kind)
 		must(t, err)
-		if err := p.attach(p.dir, kind, create); err == nil {
+		if err := h.attach(p, p.dir, kind, create); err == nil {
 			t.Fatal("no error")
 		}
 		wantFile(t, h, path, kind)

@@ -195,25 +195,10 @@ func withMessages(err error, words string) error {
 	return fmt.Errorf("%w (%s)", err, words)
 }
 
-// attach calls place.attach, and tells the watchers before it returns.
-func (h *Host) attach(p *place, mnt int, kind state.FileType, mode createMode) error {
-	if err := p.attach(mnt, kind, mode); err != nil {
-		return err
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for w := range h.watchers {
-		if err := w.made(mnt, p.real, kind); err != nil { // it is mounted, and its event may be enough
-			klog.Background().Error(err, "If somebody else unmounts this soon, that is noticed late", "path", p.path)
-		}
-	}
-	return nil
-}
-
-// attach puts a mount on the place, which it makes if it may and it is missing,
+// attach puts a mount on a place, which it makes if it may and it is missing,
 // and takes it away again on an error. Nothing may be mounted there: mounts would
-// stack.
-func (p *place) attach(mnt int, kind state.FileType, mode createMode) (err error) {
+// stack. The watchers know of it before it returns.
+func (h *Host) attach(p *place, mnt int, kind state.FileType, mode createMode) (err error) {
 	made := false
 	if mode == create {
 		if made, err = p.make(kind); err != nil {
@@ -230,8 +215,24 @@ func (p *place) attach(mnt int, kind state.FileType, mode createMode) (err error
 		return err
 	}
 	defer unix.Close(target)
+	return h.move(mnt, target, p, kind)
+}
+
+// move moves a mount to the open target, and tells the watchers. They are stopped meanwhile,
+// or this call would have to wait until they have read the event of it.
+func (h *Host) move(mnt, target int, p *place, kind state.FileType) error {
+	watchers := h.openWatchers()
+	for _, w := range watchers {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+	}
 	if err := unix.MoveMount(mnt, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return fmt.Errorf("move_mount: %w", err)
+	}
+	for _, w := range watchers {
+		if err := w.made(mnt, p.real, kind); err != nil { // it is mounted, and its event may be enough
+			klog.Background().Error(err, "If somebody else unmounts this soon, that is noticed late", "path", p.path)
+		}
 	}
 	return nil
 }

@@ -60,8 +60,8 @@ type Host struct {
 	mounting  hang.Calls[struct{}]
 
 	mu       sync.Mutex
-	watchers map[*Watcher]bool // that are not closed
-	disks    map[string]bool   // paths at which the last look saw file systems of disks only
+	watchers []*Watcher      // that are not closed; never changed in place
+	disks    map[string]bool // paths at which the last look saw file systems of disks only
 }
 
 // New returns a Host for the paths below root, an absolute path of a directory;
@@ -80,7 +80,7 @@ func New(root string) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resolve the directory that holds all mounts: %w", err)
 	}
-	h := &Host{root: filepath.Clean(root), real: real, watchers: map[*Watcher]bool{}, disks: map[string]bool{}}
+	h := &Host{root: filepath.Clean(root), real: real, disks: map[string]bool{}}
 	fd, err := openat2(unix.AT_FDCWD, real, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s (openat2, Linux 5.6): %w", real, err)

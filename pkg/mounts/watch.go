@@ -105,7 +105,7 @@ func (h *Host) watch(s eventSource) (*Watcher, error) {
 	}
 	w.mu.Lock() // what this process mounts meanwhile is noted after the list
 	h.mu.Lock()
-	h.watchers[w] = true
+	h.watchers = append(slices.Clone(h.watchers), w)
 	h.mu.Unlock()
 	mounts, err := s.list()
 	w.replace(mounts)
@@ -224,10 +224,18 @@ func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
 	}
 }
 
+// openWatchers returns the watchers that are not closed, in the order in which all of them may
+// be locked.
+func (h *Host) openWatchers() []*Watcher {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.watchers
+}
+
 // Close ends a Watcher that is not run.
 func (w *Watcher) Close() error {
 	w.h.mu.Lock()
-	delete(w.h.watchers, w)
+	w.h.watchers = slices.DeleteFunc(slices.Clone(w.h.watchers), func(other *Watcher) bool { return other == w })
 	w.h.mu.Unlock()
 	if w.attributes == nil {
 		return w.source.close()
@@ -308,10 +316,8 @@ func (w *Watcher) compareSome(ids []uint64, changed func(string)) {
 }
 
 // made notes a mount that this process has just made. If somebody else unmounts it before
-// its event is read, only this note tells where it was.
+// its event is read, only this note tells where it was. The caller holds mu.
 func (w *Watcher) made(fd int, point string, kind state.FileType) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	id, m, err := w.source.find(fd, point)
 	switch {
 	case errors.Is(err, unix.ENOENT):

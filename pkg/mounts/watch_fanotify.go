@@ -53,7 +53,12 @@ func (*fanotify) name() string { return "fanotify" }
 // wait does not read: what was read must be applied before anybody relies on the events
 // being complete, so take does both under one lock.
 func (s *fanotify) wait() error {
+	woken := false
 	return s.raw.Read(func(fd uintptr) bool {
+		if woken {
+			return true
+		}
+		woken = true // if this returns false, it is called again when there are events
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := rawfile.Retry(func() (int, error) { return unix.Poll(fds, 0) })
 		return n > 0 || err != nil // an error is met again by read
@@ -79,7 +84,9 @@ func (s *fanotify) read() (changes []change, all bool, err error) {
 		if err != nil {
 			return nil, false, err
 		}
-		changes, all = append(changes, more...), all || lost
+		if changes, all = append(changes, more...), all || lost; len(s.buf)-n >= eventRoom {
+			return changes, all, nil
+		}
 	}
 }
 
@@ -88,6 +95,10 @@ const (
 	infoSize     = 4  // struct fanotify_event_info_header
 	infoMountID  = 8  // in struct fanotify_event_info_mnt
 	infoMountLen = 16 // its size
+
+	// eventRoom is more than an event of a mount takes: a read that leaves so much of the buffer
+	// has emptied the queue.
+	eventRoom = 256
 )
 
 // parse reads a run of struct fanotify_event_metadata, each with its records.

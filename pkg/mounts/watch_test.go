@@ -474,7 +474,9 @@ func TestWatchAttributesChangedBeforeTheNewsIsRead(t *testing.T) {
 	mountTmpfs(t, "own", own, 0)
 	dir, err := os.Open(own)
 	must(t, err)
+	w.mu.Lock()
 	must(t, w.made(int(dir.Fd()), own, state.Directory))
+	w.mu.Unlock()
 	must(t, dir.Close())
 	must(t, unix.Mount("", own, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOEXEC, ""))
 	var told []string

@@ -110,7 +110,7 @@ func (f *fakeNode) edited(id string) *state.Volume {
 
 func (f *fakeNode) Report(want *state.Volume, have state.Actual) report.Volume {
 	parts := map[state.Part]report.PartFacts{}
-	for part, v := range reconciler.MakePlan(want, have).Verdicts {
+	for part, v := range reconciler.MakePlan(want, have).Verdicts.All() {
 		parts[part] = report.PartFacts{Verdict: report.Verdict{Settled: v.Settled, Problem: v.Problem.Text, Needs: v.Needs}}
 	}
 	return report.Make(report.Facts{Want: want, Have: have, Looked: true, Parts: parts}, time.Now())

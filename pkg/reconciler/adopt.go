@@ -11,7 +11,7 @@ import (
 )
 
 // adopt turns a provisional stage into a real one, with what was observed of it.
-func (r *Reconciler) adopt(ctx context.Context, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) adopt(ctx context.Context, want *state.Volume, have *state.Actual) error {
 	backend, err := r.backendOf(ctx, want)
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 // confirm observes the device again right before a step that destroys or takes
 // something away: it must be the same device that the planner saw, with the same
 // marks, and nobody may hold it.
-func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume, have *state.Actual) error {
 	at := 0 // in the stack
 	switch step.Action {
 	case Detach, BeginFormat, AbandonFormat:

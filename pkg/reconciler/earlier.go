@@ -98,7 +98,7 @@ func (e *earlier) contents(d state.Device, mounted bool) (c state.Contents, ok b
 
 // lookAgain is observeAlone after a step; before is what was seen before it. It also returns
 // when the oldest of what it takes over was seen.
-func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *earlier) (state.Actual, time.Time, error) {
+func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *earlier) (*state.Actual, time.Time, error) {
 	switch {
 	case before.holds(want) && (before.step.onDevice() || before.step.atStage()):
 		have, err := r.observeAfter(ctx, want, before, nil)
@@ -106,11 +106,11 @@ func (r *Reconciler) lookAgain(ctx context.Context, want *state.Volume, before *
 	case before.holds(want) && before.step.atTarget() && before.mounted():
 		have := *before.have
 		have.Targets = r.lookAtTargets(ctx, want, before)
-		have.Unfit = r.unfit(want, have)
-		return have, before.at, nil
+		have.Unfit = r.unfit(want, &have)
+		return &have, before.at, nil
 	}
 	began, last := time.Now(), r.lastAsked(want.ID)
-	if have, ok := r.stillMounted(ctx, want, last); ok {
+	if have := r.stillMounted(ctx, want, last); have != nil {
 		return have, last.at, nil
 	}
 	have, err := r.observeAfter(ctx, want, nil, last.have)
@@ -126,8 +126,7 @@ func (r *Reconciler) lastAsked(id string) (last earlier) {
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	if len(v.waiters) > 0 {
-		have := v.have
-		last.want, last.have = v.want, &have
+		last.want, last.have = v.want, v.have
 		if !v.deviceChanged && v.onlyTargetsEnd() {
 			last.at = v.deviceSeen
 		}
@@ -148,24 +147,24 @@ func (v *volume) onlyTargetsEnd() bool {
 }
 
 // stillMounted looks at the paths of a volume, and takes over what was last seen of its
-// device, if that is not too old and the same mount shows it.
-func (r *Reconciler) stillMounted(ctx context.Context, want *state.Volume, last earlier) (have state.Actual, ok bool) {
+// device, if that is not too old and the same mount shows it; nil: it is, or another one does.
+func (r *Reconciler) stillMounted(ctx context.Context, want *state.Volume, last earlier) *state.Actual {
 	if !last.holds(want) || !last.mounted() {
-		return have, false
+		return nil
 	}
-	have = *last.have
+	have := *last.have
 	have.Stage = r.look(ctx, want.Stage.Path)
-	if _, ok := contentsOfMount(last.have, have); !ok {
-		return have, false
+	if _, ok := contentsOfMount(last.have, &have); !ok {
+		return nil
 	}
 	have.Targets = r.lookAtTargets(ctx, want, nil)
-	have.Unfit = r.unfit(want, have)
-	return have, true
+	have.Unfit = r.unfit(want, &have)
+	return &have
 }
 
 // contentsOfMount returns what was seen on a device before, if the same mount shows it
 // since, and nothing remained to be done with the file system.
-func contentsOfMount(last *state.Actual, have state.Actual) (c state.Contents, ok bool) {
+func contentsOfMount(last, have *state.Actual) (c state.Contents, ok bool) {
 	if last == nil || len(last.Stage.Mounts) != 1 || len(have.Stage.Mounts) != 1 || last.Layer != have.Layer {
 		return c, false
 	}

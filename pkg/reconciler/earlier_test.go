@@ -177,14 +177,14 @@ func TestNothingUncertainIsTakenOver(t *testing.T) {
 // done with it.
 func TestContentsOfTheSameMount(t *testing.T) {
 	number := state.DeviceNumber{Major: 7, Minor: 1}
-	seen := func() state.Actual {
-		return state.Actual{
+	seen := func() *state.Actual {
+		return &state.Actual{
 			Device: state.Device{State: state.DeviceAttached, Number: number, Size: 1 << 20}, Contents: state.Contents{Kind: state.ContentsFilesystem, UUID: "u"},
 			Stage: state.Mountpoint{File: state.Directory, Mounts: []state.Mount{{ID: 5, Device: number, Root: "/"}}},
 		}
 	}
 	last := seen()
-	if c, ok := contentsOfMount(&last, seen()); !ok || c.UUID != "u" {
+	if c, ok := contentsOfMount(last, seen()); !ok || c.UUID != "u" {
 		t.Errorf("read again: %+v", c)
 	}
 	if _, ok := contentsOfMount(nil, seen()); ok {
@@ -207,7 +207,7 @@ func TestContentsOfTheSameMount(t *testing.T) {
 		"it was no file system": func(last, _ *state.Actual) { last.Contents.Kind = state.ContentsOther },
 	} {
 		last, have := seen(), seen()
-		if change(&last, &have); func() bool { _, ok := contentsOfMount(&last, have); return ok }() {
+		if change(last, have); func() bool { _, ok := contentsOfMount(last, have); return ok }() {
 			t.Errorf("%s: it is not read again", name)
 		}
 	}

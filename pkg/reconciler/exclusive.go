@@ -42,7 +42,7 @@ func (r *Reconciler) Exclusive(ctx context.Context, id string, f func(ctx contex
 			err = have.Device.Err
 		}
 		if err == nil && r.mayCall(j) {
-			err = f(ctx, want, have)
+			err = f(ctx, want, *have)
 		}
 		failed = err
 	}

@@ -11,7 +11,7 @@ import (
 
 // beginFormat proves the volume's source blank, and sets the mark by which what a format
 // leaves there is known.
-func (r *Reconciler) beginFormat(ctx context.Context, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) beginFormat(ctx context.Context, want *state.Volume, have *state.Actual) error {
 	if err := r.kernel.Filesystems.Prove(ctx, have.Lowest()); err != nil {
 		return err
 	}
@@ -22,7 +22,7 @@ func (r *Reconciler) beginFormat(ctx context.Context, want *state.Volume, have s
 }
 
 // format makes the file system of a volume, and ends the mark.
-func (r *Reconciler) format(ctx context.Context, layer string, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) format(ctx context.Context, layer string, want *state.Volume, have *state.Actual) error {
 	fsType := want.Stage.Capability.FSType
 	// If an observation did not read all of the device, the step before has proved
 	// it blank, or it may hold the remains of an interrupted format; or what others have
@@ -49,7 +49,7 @@ func (r *Reconciler) format(ctx context.Context, layer string, want *state.Volum
 }
 
 // createLayer makes a layer on the element beneath, which then counts as formatted.
-func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Volume, have *state.Actual) error {
 	l, lower, err := r.layerOf(have, step.Layer)
 	if err != nil {
 		return err
@@ -113,7 +113,7 @@ func (r *Reconciler) tryFormat(ctx context.Context, want *state.Volume, d state.
 
 // abandonFormat ends a format whose mark is on a device that holds something else. A file
 // system there is no new one, and never formatted.
-func (r *Reconciler) abandonFormat(ctx context.Context, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) abandonFormat(ctx context.Context, want *state.Volume, have *state.Actual) error {
 	klog.FromContext(ctx).Info("A format was begun, and the device holds something else, which is left as it is", "found", have.Contents.Found+have.Beneath.Found)
 	if have.Layer == "" && have.Contents.Kind == state.ContentsFilesystem {
 		return r.kernel.Devices.EndFormat(ctx, r.spec(want), have.Contents.FSType)
@@ -123,7 +123,7 @@ func (r *Reconciler) abandonFormat(ctx context.Context, want *state.Volume, have
 
 // leaveData is what becomes of an Erase when nothing was written since the device was proved
 // blank and marked: what has turned up there is left as it is.
-func (r *Reconciler) leaveData(ctx context.Context, _ Step, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) leaveData(ctx context.Context, _ Step, want *state.Volume, have *state.Actual) error {
 	found := have.Contents.Found
 	if len(have.Stack()) > 1 {
 		found = have.Beneath.Found
@@ -145,7 +145,7 @@ func (r *Reconciler) abandonUnlessWritten(ctx context.Context, want *state.Volum
 }
 
 // erase zeroes the element of a layer, or the source.
-func (r *Reconciler) erase(ctx context.Context, layer string, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) erase(ctx context.Context, layer string, want *state.Volume, have *state.Actual) error {
 	if layer != "" {
 		return r.onLayer(ctx, Step{Action: Erase, Layer: layer}, want, have)
 	}
@@ -153,7 +153,7 @@ func (r *Reconciler) erase(ctx context.Context, layer string, want *state.Volume
 }
 
 // endFormat clears the mark of the element of a layer, or of the source.
-func (r *Reconciler) endFormat(ctx context.Context, layer string, want *state.Volume, have state.Actual, as string) error {
+func (r *Reconciler) endFormat(ctx context.Context, layer string, want *state.Volume, have *state.Actual, as string) error {
 	if layer == "" {
 		return r.kernel.Devices.EndFormat(ctx, r.spec(want), as)
 	}
@@ -165,7 +165,7 @@ func (r *Reconciler) endFormat(ctx context.Context, layer string, want *state.Vo
 }
 
 // markRaw sets the durable mark of a device that is published raw for writing.
-func (r *Reconciler) markRaw(ctx context.Context, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) markRaw(ctx context.Context, want *state.Volume, have *state.Actual) error {
 	if err := r.kernel.Devices.BeginRaw(ctx, r.spec(want)); err != nil || have.Layer == "" || !have.Device.Fresh {
 		return err
 	}

@@ -80,7 +80,7 @@ func (i *Inline) ownerOf(ctx context.Context, id string) (owner *devices.InlineO
 }
 
 // createInline lets the backend make an inline volume, which may be there already.
-func (r *Reconciler) createInline(ctx context.Context, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) createInline(ctx context.Context, want *state.Volume, have *state.Actual) error {
 	in, asked, fsType := r.kernel.Inline, want.Stage.Inline, want.Stage.Capability.FSType
 	made, err := in.MakeInline(ctx, devices.InlineRequest{
 		ID: want.ID, Attributes: asked.Attributes, Secrets: r.secrets.get(want.ID),
@@ -113,7 +113,7 @@ func (r *Reconciler) noteInline(want *state.Volume, note func(*state.Volume, *st
 
 // adoptInline notes that a volume which is taken down without a record is the inline
 // volume of its target.
-func (r *Reconciler) adoptInline(want *state.Volume, have state.Actual) error {
+func (r *Reconciler) adoptInline(want *state.Volume, have *state.Actual) error {
 	uid := have.Owner.PodUID
 	return r.noteInline(want, func(v *state.Volume, i *state.Inline) {
 		v.Stage.Provisional, i.PodUID, v.Backend = false, uid, cmp.Or(v.Backend, r.kernel.Inline.Backend)
@@ -123,7 +123,7 @@ func (r *Reconciler) adoptInline(want *state.Volume, have state.Actual) error {
 // deleteInline deletes an inline volume with its data, after it has confirmed what
 // the planner saw. If the owner is unknown and the deletion fails for now, the data is
 // left to the sweep.
-func (r *Reconciler) deleteInline(ctx context.Context, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) deleteInline(ctx context.Context, want *state.Volume, have *state.Actual) error {
 	if err := r.confirmEnded(ctx, want, have); err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (r *Reconciler) deleteInline(ctx context.Context, want *state.Volume, have 
 
 // confirmEnded observes again, right before a volume is deleted: it must still be the
 // volume that ended, and nothing of it may be mounted or attached.
-func (r *Reconciler) confirmEnded(ctx context.Context, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) confirmEnded(ctx context.Context, want *state.Volume, have *state.Actual) error {
 	if now := r.store.Get(want.ID); revision(now, state.StagePart()) != want.Stage.Revision || !now.Stage.LivesFor(want.Stage.Inline.Target) || !now.Stage.Inline.Ended {
 		return state.Errorf(state.Aborted, "superseded by a later request")
 	}

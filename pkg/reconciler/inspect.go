@@ -25,7 +25,7 @@ func (r *Reconciler) Inspect(ctx context.Context) {
 			r.mu.Unlock()
 			continue
 		}
-		r.observed(want.ID, want, have, MakePlan(want, have), time.Time{})
+		r.observed(want.ID, want, &have, makePlan(want, &have).plan, time.Time{})
 	}
 }
 

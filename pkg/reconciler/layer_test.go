@@ -157,7 +157,7 @@ func (l *layered) look() state.Actual {
 	l.t.Helper()
 	have, err := l.r.observeAlone(klog.NewContext(l.t.Context(), klog.Logger{}), l.store.Get("v"))
 	l.ok(err)
-	return have
+	return *have
 }
 
 // gone checks that nothing stands of the volume.

@@ -25,7 +25,7 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 		if err == nil {
 			err = have.Device.Err
 		}
-		return have, err
+		return *have, err
 	})
 	late, is := err.(*hang.Unanswered)
 	if !is {
@@ -41,15 +41,15 @@ func (r *Reconciler) Observe(ctx context.Context, want *state.Volume) (state.Act
 // observeAlone is Observe for the volume's worker. Only the worker may ask whether the
 // device is held. It also names the holders of a device that is to be detached, and
 // what keeps a broken file system.
-func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (state.Actual, error) {
+func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (*state.Actual, error) {
 	return r.observeAfter(ctx, want, nil, nil)
 }
 
 // observeAfter is observeAlone, and takes over what the step after before cannot have
 // changed, and what is on a device that is mounted as it was when last was seen.
-func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, before *earlier, last *state.Actual) (state.Actual, error) {
+func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, before *earlier, last *state.Actual) (*state.Actual, error) {
 	have, err := r.observe(ctx, want, before, last)
-	for _, d := range devicesOf(&have) {
+	for _, d := range devicesOf(have) {
 		if err == nil && presentOrStray(*d) {
 			if d.Held = isMounted(have, d.Number); !d.Held { // to ask would wait for the end of a claim
 				if d.Held, err = r.kernel.Views.Held(ctx, *d); err != nil {
@@ -77,7 +77,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	}
 	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // it may have to be taken down
 	if s := want.Stage; s == nil || s.Gone || have.View.Present() || slices.ContainsFunc(have.Stack(), wrong) {
-		for _, d := range devicesOf(&have) {
+		for _, d := range devicesOf(have) {
 			if err := r.noteBoundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
 				return have, err
 			}
@@ -89,7 +89,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 		}
 	}
 	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
-	for _, d := range devicesOf(&have) {
+	for _, d := range devicesOf(have) {
 		if leaving && d != &have.View && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
 			d.Holder = r.findHolder(ctx, *d)
 		}
@@ -98,7 +98,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 }
 
 // anyCorrupt reports whether a mount is seen that does not work any more.
-func anyCorrupt(have state.Actual) bool {
+func anyCorrupt(have *state.Actual) bool {
 	corrupt := func(m state.Mount) bool { return m.Corrupt }
 	for _, m := range have.Targets {
 		if slices.ContainsFunc(m.Mounts, corrupt) {
@@ -110,14 +110,14 @@ func anyCorrupt(have state.Actual) bool {
 
 // asksElsewhere reports whether the plan depends on where else the file system is mounted:
 // before anything was done for the stage, and if it is to be checked or to grow unmounted.
-func asksElsewhere(s *state.Stage, have state.Actual) bool {
+func asksElsewhere(s *state.Stage, have *state.Actual) bool {
 	return s != nil && !s.Gone && s.Capability.Access == state.MountAccess && have.Device.Held && have.Stage.Err == nil && len(have.Stage.Mounts) == 0 &&
 		(notBegun(s) || have.Contents.NeedsCheck || have.Contents.Growable)
 }
 
 // isMounted reports whether the file system on a device is seen mounted at the stage or at a
 // target: then the device is held.
-func isMounted(have state.Actual, device state.DeviceNumber) bool {
+func isMounted(have *state.Actual, device state.DeviceNumber) bool {
 	if isMountedAt(have.Stage, device) {
 		return true
 	}
@@ -178,7 +178,8 @@ func mayHaveCopies(want *state.Volume) bool {
 
 // observe looks at everything that the record is about, except what it can take over
 // from before and last, which may be nil.
-func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *earlier, last *state.Actual) (have state.Actual, err error) {
+func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *earlier, last *state.Actual) (have *state.Actual, err error) {
+	have = &state.Actual{}
 	defer func() {
 		if err != nil {
 			err = state.InVolume(want.ID, "observe", err)
@@ -186,7 +187,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 	}()
 	if d, ok := before.device(); ok {
 		have.Device = d
-	} else if have, err = r.stack(ctx, want); err != nil {
+	} else if err = r.lookAtStack(ctx, want, have); err != nil {
 		return have, err
 	}
 	if presentOrStray(have.Device) {
@@ -232,7 +233,7 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 }
 
 // beneathUnmade returns the attached element on which the next layer is to be made; nil: none.
-func beneathUnmade(have state.Actual) *state.Element {
+func beneathUnmade(have *state.Actual) *state.Element {
 	if len(have.Lower) == 0 {
 		return nil
 	}
@@ -254,8 +255,14 @@ func sourceFresh(e state.Element) state.Device {
 	return e.Device
 }
 
-// stack looks at the devices of a volume.
-func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.Actual, err error) {
+// stack looks at the devices of a volume only.
+func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (*state.Actual, error) {
+	have := &state.Actual{}
+	return have, r.lookAtStack(ctx, want, have)
+}
+
+// lookAtStack looks at the devices of a volume, and notes them in have.
+func (r *Reconciler) lookAtStack(ctx context.Context, want *state.Volume, have *state.Actual) (err error) {
 	v := r.spec(want)
 	have.Device, err = r.kernel.Devices.Find(ctx, v)
 	switch class := state.ClassOf(err); {
@@ -263,9 +270,9 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 	case class == state.InvalidArgument:
 		have.Device = state.Device{State: state.DeviceAbsent, Missing: true} // no volume has such an id
 	case class.Final():
-		return have, state.Errorf(state.Unavailable, "%w", err) // final only once the undo is seen
+		return state.Errorf(state.Unavailable, "%w", err) // final only once the undo is seen
 	default:
-		return have, err
+		return err
 	}
 	if err := have.Device.Err; err != nil {
 		err = state.InVolume(want.ID, "observe", err)
@@ -278,11 +285,11 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 		source, mounted, err := m.Source(ctx, v)
 		if err != nil { // then whether it has a device is unknown too, and any mount may be of the volume
 			have.Device = state.Device{Err: state.Errorf(state.Unavailable, "volume %s: observe: what is mounted for it is not known: %w", want.ID, err)}
-			return have, nil
+			return nil
 		}
 		if mounted {
 			have.Source = &source
-			return have, nil
+			return nil
 		}
 	}
 	source := have.Device
@@ -296,7 +303,7 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 			if state.ClassOf(err).Final() {
 				err = state.Errorf(state.Unavailable, "%w", err)
 			}
-			return have, fmt.Errorf("layer %s: %w", l.Name(), err)
+			return fmt.Errorf("layer %s: %w", l.Name(), err)
 		}
 		if !wanted && !presentOrStray(d) { // where the contexts are not known, the device tells whether there is a layer
 			continue
@@ -312,11 +319,11 @@ func (r *Reconciler) stack(ctx context.Context, want *state.Volume) (have state.
 		have.Layer, have.Device = l.Name(), d
 	}
 	if r.needsSecretFromCall(want.ID) {
-		for _, d := range devicesOf(&have) {
+		for _, d := range devicesOf(have) {
 			d.NeedsSecret, d.GrowsOpen = true, false
 		}
 	}
-	return have, nil
+	return nil
 }
 
 // contextKnown reports whether the contexts of a volume are those that the CO gave, be
@@ -340,7 +347,7 @@ func (r *Reconciler) look(ctx context.Context, path string) state.Mountpoint {
 }
 
 // needsContents reports whether the plan depends on what the device holds.
-func needsContents(want *state.Volume, have state.Actual) bool {
+func needsContents(want *state.Volume, have *state.Actual) bool {
 	s := want.Stage
 	return have.Device.Attached() && have.Device.Err == nil && s != nil && !s.Gone && s.Capability.Access == state.MountAccess
 }

@@ -59,7 +59,7 @@ func TestLookAsksWhatThePlanNeeds(t *testing.T) {
 		defer r.queue.ShutDown()
 		have, err := r.observeAlone(ctx, want)
 		require.NoError(t, err)
-		return have
+		return *have
 	}
 	t.Run("block", func(t *testing.T) {
 		bubble(t, func(h *harness) {

@@ -238,7 +238,7 @@ func (r *Reconciler) inspectOrphan(ctx context.Context, id string, detach bool) 
 		}
 		for i := len(have.Lower); i > 0; i-- { // from the top
 			if e := have.Stack()[i]; presentOrStray(e.Device) {
-				if err := r.onLayer(ctx, Step{Action: CloseLayer, Layer: e.Layer}, want, have); err != nil {
+				if err := r.onLayer(ctx, Step{Action: CloseLayer, Layer: e.Layer}, want, &have); err != nil {
 					return fmt.Errorf("volume %s: %w", id, err)
 				}
 			}

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 
@@ -86,16 +87,51 @@ type Verdict struct {
 // Plan is what MakePlan decides. Each step may run now, whether or not another fails.
 type Plan struct {
 	Steps    []Step
-	Verdicts map[state.Part]Verdict // one for each part of the desired state
+	Verdicts Verdicts // one for each part of the desired state
+}
+
+// Verdicts are those of the parts of a volume, which are few.
+type Verdicts []partVerdict
+
+type partVerdict struct {
+	part    state.Part
+	verdict Verdict
+}
+
+// Lookup returns the verdict of a part, if there is one.
+func (all Verdicts) Lookup(part state.Part) (v Verdict, found bool) {
+	for _, one := range all {
+		if one.part == part {
+			return one.verdict, true
+		}
+	}
+	return v, false
+}
+
+// Of returns the verdict of a part; the zero one if there is none.
+func (all Verdicts) Of(part state.Part) Verdict {
+	v, _ := all.Lookup(part)
+	return v
+}
+
+// All returns the parts with their verdicts, in the order of MakePlan.
+func (all Verdicts) All() iter.Seq2[state.Part, Verdict] {
+	return func(yield func(state.Part, Verdict) bool) {
+		for _, one := range all {
+			if !yield(one.part, one.verdict) {
+				return
+			}
+		}
+	}
 }
 
 // MakePlan decides what to do so that have becomes want. It is pure: no I/O,
 // no clock, no globals; the same input gives the same plan. The steps come in
 // the order targets, stage, device for removals, then device, stage, targets for
 // additions.
-func MakePlan(want *state.Volume, have state.Actual) Plan { return makePlan(want, have).plan }
+func MakePlan(want *state.Volume, have state.Actual) Plan { return makePlan(want, &have).plan }
 
-func makePlan(want *state.Volume, have state.Actual) planner {
+func makePlan(want *state.Volume, have *state.Actual) planner {
 	p := newPlanner(want, have)
 	for _, path := range want.TargetPaths() {
 		if t := want.Targets[path]; t.Gone {
@@ -126,7 +162,7 @@ func makePlan(want *state.Volume, have state.Actual) planner {
 
 // settled reports whether every part is settled.
 func (p Plan) settled() bool {
-	for _, v := range p.Verdicts {
+	for _, v := range p.Verdicts.All() {
 		if !v.Settled {
 			return false
 		}
@@ -136,7 +172,7 @@ func (p Plan) settled() bool {
 
 type planner struct {
 	want       *state.Volume
-	have       state.Actual
+	have       *state.Actual
 	stack      []state.Element // of have
 	plan       Plan
 	remounting bool // targets are unbound so that a broken file system can be mounted anew
@@ -145,33 +181,45 @@ type planner struct {
 
 // newPlanner returns a planner for which whatever was not observed is unknown, as if
 // its observation had failed.
-func newPlanner(want *state.Volume, have state.Actual) planner {
-	p := planner{want: want, have: have, stack: have.Stack(), plan: Plan{Verdicts: map[state.Part]Verdict{}}}
-	if p.have.Stage.File == state.UnknownFile && p.have.Stage.Err == nil {
-		p.have.Stage.Err = errUnseen
+func newPlanner(want *state.Volume, have *state.Actual) planner {
+	p := planner{want: want, have: have, stack: have.Stack(), plan: Plan{Verdicts: make(Verdicts, 0, 1+len(want.Targets))}}
+	own := func() *state.Actual { // what was observed must not change
+		if p.have == have {
+			copied := *have
+			copied.Targets = maps.Clone(have.Targets)
+			p.have = &copied
+		}
+		return p.have
 	}
-	cloned := false
+	unseen := func(m state.Mountpoint) bool { return m.File == state.UnknownFile && m.Err == nil }
+	if unseen(have.Stage) {
+		own().Stage.Err = errUnseen
+	}
 	for path := range want.Targets {
-		if m := have.Targets[path]; m.File == state.UnknownFile && m.Err == nil {
-			if !cloned {
-				p.have.Targets, cloned = maps.Clone(have.Targets), true
-			}
-			if p.have.Targets == nil {
+		if m := have.Targets[path]; unseen(m) {
+			m.Err = errUnseen
+			if own().Targets == nil {
 				p.have.Targets = map[string]state.Mountpoint{}
 			}
-			m.Err = errUnseen
 			p.have.Targets[path] = m
 		}
 	}
-	if c := &p.have.Contents; c.Kind == state.ContentsUnread && c.Err == nil && needsContents(want, have) {
-		c.Err = errUnseen
+	if c := have.Contents; c.Kind == state.ContentsUnread && c.Err == nil && needsContents(want, have) {
+		own().Contents.Err = errUnseen
 	}
 	return p
 }
 
 var errUnseen = state.Errorf(state.Unavailable, "it was not looked at, so nothing is known of it now")
 
-func (p *planner) setVerdict(part state.Part, v Verdict) { p.plan.Verdicts[part] = v }
+func (p *planner) setVerdict(part state.Part, v Verdict) {
+	all := p.plan.Verdicts
+	if i := slices.IndexFunc(all, func(one partVerdict) bool { return one.part == part }); i >= 0 {
+		all[i].verdict = v
+		return
+	}
+	p.plan.Verdicts = append(all, partVerdict{part, v})
+}
 
 // do adds a step; the verdict is that the part is under way.
 func (p *planner) do(action Action, part state.Part) Verdict {

@@ -43,7 +43,7 @@ func TestNothingIsDoneForAProvisionalStage(t *testing.T) {
 				}
 			}
 			for _, part := range []state.Part{state.StagePart(), state.TargetPart(planPathA), state.SizePart()} {
-				if plan.Verdicts[part].Settled {
+				if plan.Verdicts.Of(part).Settled {
 					t.Fatalf("%s is settled by %+v", part, have)
 				}
 			}

@@ -36,7 +36,7 @@ func (p *planner) end(s *state.Stage) Verdict {
 	if s.Inline == nil || !s.Inline.Ended {
 		return p.unstage(s)
 	}
-	if target := state.TargetPart(s.Inline.Target); p.want.Intent(target) != nil && !p.plan.Verdicts[target].Settled {
+	if target := state.TargetPart(s.Inline.Target); p.want.Intent(target) != nil && !p.plan.Verdicts.Of(target).Settled {
 		return Verdict{Needs: []state.Part{target}}
 	}
 	if s.Provisional {
@@ -85,11 +85,11 @@ func (p *planner) endUnrecorded(s *state.Stage) Verdict {
 // awaitEnd keeps the publish that an inline volume lives for from being settled before
 // the volume has ended.
 func (p *planner) awaitEnd(s *state.Stage) {
-	if s.Inline == nil || !s.Inline.Ended || p.plan.Verdicts[state.StagePart()].Settled {
+	if s.Inline == nil || !s.Inline.Ended || p.plan.Verdicts.Of(state.StagePart()).Settled {
 		return
 	}
 	target := state.TargetPart(s.Inline.Target)
-	if p.plan.Verdicts[target].Settled {
+	if p.plan.Verdicts.Of(target).Settled {
 		p.setVerdict(target, Verdict{Needs: []state.Part{state.StagePart()}})
 	}
 }

@@ -158,11 +158,11 @@ func TestPlanForEveryInlineState(t *testing.T) {
 			}
 			walk(w.after(step), depth+1)
 		}
-		stage := plan.Verdicts[state.StagePart()]
+		stage := plan.Verdicts.Of(state.StagePart())
 		if stage.Problem != (reconciler.Problem{}) && !w.explains(stage.Problem) {
 			t.Fatalf("told is %+v: %+v", stage.Problem, w)
 		}
-		if w.gone && w.ended && !stage.Settled && plan.Verdicts[planFirst].Settled {
+		if w.gone && w.ended && !stage.Settled && plan.Verdicts.Of(planFirst).Settled {
 			t.Fatalf("the publish ends before its volume: %+v", w)
 		}
 		if len(plan.Steps) > 0 || !w.gone {
@@ -176,7 +176,7 @@ func TestPlanForEveryInlineState(t *testing.T) {
 			t.Fatalf("at the end something is left: %+v", w)
 		case !stage.Settled && w.staged != 3:
 			t.Fatalf("at the end the stage is %+v: %+v", stage, w)
-		case stage.Settled && !plan.Verdicts[planFirst].Settled:
+		case stage.Settled && !plan.Verdicts.Of(planFirst).Settled:
 			t.Fatalf("at the end the target is not settled: %+v", w)
 		case stage.Settled && w.ended && w.made && !lost && w.owner != state.OwnerOther:
 			t.Fatalf("at the end the volume is there: %+v", w)

@@ -379,7 +379,7 @@ var planStateRules = []struct {
 	broken func(c *planCase) string
 }{
 	{"settled means that it holds", func(c *planCase) string {
-		for part, v := range c.plan.Verdicts {
+		for part, v := range c.plan.Verdicts.All() {
 			if v.Settled && !c.holds(part) && (v.Problem == reconciler.Problem{} || !c.leftBehind(part)) {
 				return part.String()
 			}
@@ -388,7 +388,7 @@ var planStateRules = []struct {
 	}},
 	{"what holds is settled and left alone", func(c *planCase) string {
 		for _, part := range c.parts {
-			v := c.plan.Verdicts[part]
+			v := c.plan.Verdicts.Of(part)
 			if c.holds(part) && (!v.Settled || v.Problem != reconciler.Problem{} || len(c.ownSteps(part)) > 0) {
 				return part.String()
 			}
@@ -396,7 +396,7 @@ var planStateRules = []struct {
 		return ""
 	}},
 	{"what is not known settles nothing, and is not taken for absent", func(c *planCase) string {
-		for part, v := range c.plan.Verdicts {
+		for part, v := range c.plan.Verdicts.All() {
 			m := c.have.Stage
 			intent := c.want.Intent(part)
 			if part.Kind == state.TargetKind {
@@ -484,7 +484,7 @@ var planStateRules = []struct {
 			return fmt.Sprintf("%d verdicts for %d parts", len(c.plan.Verdicts), len(c.parts))
 		}
 		for _, part := range c.parts {
-			v, known := c.plan.Verdicts[part]
+			v, known := c.plan.Verdicts.Lookup(part)
 			steps := len(c.ownSteps(part))
 			stuck := v.Problem != reconciler.Problem{}
 			underWay := !v.Settled && !stuck && len(v.Needs) == 0
@@ -502,7 +502,7 @@ var planStateRules = []struct {
 		return ""
 	}},
 	{"needs lead to a step or a problem, never in a circle", func(c *planCase) string {
-		for part, v := range c.plan.Verdicts {
+		for part, v := range c.plan.Verdicts.All() {
 			if len(v.Needs) > 0 && !c.leads(part, len(c.plan.Verdicts)) {
 				return part.String()
 			}
@@ -554,7 +554,7 @@ func (c *planCase) rank(step reconciler.Step) int {
 // leads reports whether the needs of a part end at steps or problems within
 // that many hops.
 func (c *planCase) leads(part state.Part, hops int) bool {
-	v, known := c.plan.Verdicts[part]
+	v, known := c.plan.Verdicts.Lookup(part)
 	switch {
 	case !known || hops == 0 || v.Settled:
 		return false
@@ -571,7 +571,7 @@ func (c *planCase) leads(part state.Part, hops int) bool {
 
 // explained reports whether a part that is not settled is stuck, or waits for one that is.
 func (c *planCase) explained(part state.Part, hops int) bool {
-	v := c.plan.Verdicts[part]
+	v := c.plan.Verdicts.Of(part)
 	if v.Problem != (reconciler.Problem{}) {
 		return true
 	}

@@ -259,7 +259,7 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 
 // adoptable reports whether the volume is seen to be staged as asked. Its device may
 // be smaller than its backing: an expansion was interrupted.
-func adoptable(want *state.Volume, have state.Actual) bool {
+func adoptable(want *state.Volume, have *state.Actual) bool {
 	p := newPlanner(want, have)
 	unlike := func(e state.Element) bool { return !e.Device.Attached() || e.Device.ReadOnly != want.Stage.ReadOnly }
 	switch s := want.Stage; {
@@ -551,7 +551,7 @@ func (p *planner) mountedForNext(s *state.Stage, d state.Device) bool {
 // missingOverhead returns the overhead of the layers, in bytes, that is missing from a requested
 // size. NodeExpandVolume adds it by the volume context, which an adopted stage may lack;
 // then it is what the layers take of the source, else 0.
-func missingOverhead(want *state.Volume, have state.Actual) int64 {
+func missingOverhead(want *state.Volume, have *state.Actual) int64 {
 	if s := want.Stage; s == nil || !s.Adopted || len(s.Context) > 0 || len(have.Lower) == 0 || have.Device.Capacity <= 0 {
 		return 0
 	}
@@ -579,7 +579,7 @@ func (p *planner) size(z *state.Size) Verdict {
 		return stuck(state.OutOfRange, "the volume has %d bytes already, more than the limit of %d, and never shrinks", max(d.Size, d.Capacity), limit)
 	case d.Size < bytes && limit > 0 && state.RoundUp(bytes) > limit:
 		return stuck(state.OutOfRange, "sizes are rounded up: the volume would have %d bytes, more than the limit of %d", state.RoundUp(bytes), limit)
-	case !p.plan.Verdicts[state.StagePart()].Settled:
+	case !p.plan.Verdicts.Of(state.StagePart()).Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
 	case d.Size < bytes:
 		return p.do(GrowDevice, state.SizePart())
@@ -607,7 +607,7 @@ func (p *planner) growMounted() {
 	if s == nil || s.Gone || s.ReadOnly || s.Capability.Access != state.MountAccess || !c.Growable || !c.GrowsMounted {
 		return
 	}
-	if p.plan.Verdicts[state.StagePart()].Settled {
+	if p.plan.Verdicts.Of(state.StagePart()).Settled {
 		p.do(GrowFilesystem, state.SizePart())
 	}
 }

@@ -53,7 +53,7 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return p.checkAdopted(t)
 	case p.remounting && p.corrupt(p.have.Targets[t.Path]):
 		return p.do(Unbind, state.TargetPart(t.Path))
-	case !p.plan.Verdicts[state.StagePart()].Settled:
+	case !p.plan.Verdicts.Of(state.StagePart()).Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
 	case t.Capability.Access == state.BlockAccess:
 		return p.publishDevice(t)
@@ -171,7 +171,7 @@ func (p *planner) dropIdleView() {
 // not: an administrator may have made a disk larger, and the kernel have noticed.
 func (p *planner) growView() {
 	s := p.want.Stage
-	if s == nil || s.Gone || !p.plan.Verdicts[state.StagePart()].Settled || !p.viewLags() {
+	if s == nil || s.Gone || !p.plan.Verdicts.Of(state.StagePart()).Settled || !p.viewLags() {
 		return
 	}
 	p.do(AttachView, state.SizePart())

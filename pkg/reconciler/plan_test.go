@@ -30,7 +30,7 @@ func TestPlanSizeWithinItsLimit(t *testing.T) {
 		c := mounted.look()
 		c.want.Size.Bytes, c.want.Size.Limit, c.have.Device.Capacity = tt.bytes, tt.limit, tt.capacity
 		plan := reconciler.MakePlan(c.want, c.have)
-		v := plan.Verdicts[state.SizePart()]
+		v := plan.Verdicts.Of(state.SizePart())
 		if told := v.Problem.Text != ""; told != (tt.words != "") || told && (v.Problem.Class != tt.class || !strings.Contains(v.Problem.Text, tt.words)) {
 			t.Errorf("%+v: %+v", tt, v)
 		}
@@ -85,7 +85,7 @@ func TestPlanAnotherDiskAtThePath(t *testing.T) {
 			if got := slices.Contains(plan.Steps, reconciler.Step{Action: reconciler.Mount, Part: state.StagePart()}); got != mounts {
 				t.Errorf("steps %v, %+v", plan.Steps, plan.Verdicts)
 			}
-			if p := plan.Verdicts[state.StagePart()].Problem; !mounts && p.Class != state.FailedPrecondition {
+			if p := plan.Verdicts.Of(state.StagePart()).Problem; !mounts && p.Class != state.FailedPrecondition {
 				t.Errorf("%+v", p)
 			}
 		})

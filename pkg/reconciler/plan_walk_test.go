@@ -223,7 +223,7 @@ func (w *planWalk) judge(world planWorld, c *planCase) {
 			w.breach(rule.name, why, c)
 		}
 	}
-	for part, v := range c.plan.Verdicts {
+	for part, v := range c.plan.Verdicts.All() {
 		if v.Problem == (reconciler.Problem{}) {
 			continue
 		}
@@ -261,10 +261,10 @@ func (w *planWalk) dependence(world planWorld, c *planCase) string {
 	alone, ok := w.alone[key]
 	if !ok {
 		l := lone.look()
-		alone = planOutcome{l.plan.Verdicts[planFirst], l.steps(planFirst)}
+		alone = planOutcome{l.plan.Verdicts.Of(planFirst), l.steps(planFirst)}
 		w.alone[key] = alone
 	}
-	verdict, steps := c.plan.Verdicts[planFirst], c.steps(planFirst)
+	verdict, steps := c.plan.Verdicts.Of(planFirst), c.steps(planFirst)
 	if !slices.Equal(steps, alone.steps) || verdict.Settled != alone.verdict.Settled ||
 		verdict.Problem != alone.verdict.Problem || !slices.Equal(verdict.Needs, alone.verdict.Needs) {
 		return fmt.Sprintf("alone it gets %+v", alone)
@@ -274,7 +274,7 @@ func (w *planWalk) dependence(world planWorld, c *planCase) string {
 
 // judgeEnd judges a world for which nothing is planned and nothing to be noted.
 func (w *planWalk) judgeEnd(c *planCase) {
-	for part, v := range c.plan.Verdicts {
+	for part, v := range c.plan.Verdicts.All() {
 		if !v.Settled && !c.explained(part, len(c.plan.Verdicts)) {
 			w.breach(ruleAtEnd, part.String()+" is neither settled nor stuck", c)
 		}

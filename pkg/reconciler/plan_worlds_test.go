@@ -528,7 +528,7 @@ func (w planWorld) settle(c *planCase) planWorld {
 	for i := range w.targets {
 		t := &w.targets[i]
 		switch {
-		case t.want == wantNothing || !c.plan.Verdicts[state.TargetPart(planPaths[i])].Settled:
+		case t.want == wantNothing || !c.plan.Verdicts.Of(state.TargetPart(planPaths[i])).Settled:
 		case t.want == wantGone:
 			*t = targetWorld{}
 		case !t.accepted:
@@ -538,10 +538,10 @@ func (w planWorld) settle(c *planCase) planWorld {
 			}
 		}
 	}
-	if w.stage.want == wantGone && c.plan.Verdicts[state.StagePart()].Settled {
+	if w.stage.want == wantGone && c.plan.Verdicts.Of(state.StagePart()).Settled {
 		w.stage, w.at = stageWorld{}, placeWorld{}
 	}
-	if w.size.want && c.plan.Verdicts[state.SizePart()].Settled {
+	if w.size.want && c.plan.Verdicts.Of(state.SizePart()).Settled {
 		w.size.accepted = true
 	}
 	return w

@@ -36,7 +36,7 @@ const lossReset = 10 * time.Minute
 func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, step Step) bool {
 	part := step.Part
 	intent := want.Intent(part)
-	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts[part].Settled || step.Action == MarkRaw || step.Action == GrowLayer { // neither is a repair
+	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts.Of(part).Settled || step.Action == MarkRaw || step.Action == GrowLayer { // neither is a repair
 		return true
 	}
 	lost, turned := p.r.loss(p.id, part, len(p.waiters) > 0)

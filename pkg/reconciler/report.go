@@ -62,7 +62,7 @@ func (r *Reconciler) Report(want *state.Volume, have state.Actual) report.Volume
 		have.Lower = slices.Clone(have.Lower)
 		have.Keepers = v.have.Keepers
 		for _, d := range devicesOf(&have) {
-			for _, was := range devicesOf(&v.have) {
+			for _, was := range devicesOf(v.have) {
 				if was.Number == d.Number && d.Present() {
 					d.Held, d.Holder = was.Held, cmp.Or(d.Holder, was.Holder)
 				}
@@ -86,7 +86,7 @@ func (r *Reconciler) facts(want *state.Volume) report.Facts {
 	var plan Plan
 	if v != nil {
 		plan = v.lastPlan()
-		f.Have, f.Seen, f.Planned = v.have, !v.unseen, v.planned(plan)
+		f.Have, f.Seen, f.Planned = *v.have, !v.unseen, v.planned(plan)
 		if !v.since.IsZero() {
 			running := v.step()
 			f.Running = &running
@@ -117,7 +117,7 @@ func (r *Reconciler) facts(want *state.Volume) report.Facts {
 }
 
 func verdictOf(plan Plan, part state.Part) report.Verdict {
-	verdict := plan.Verdicts[part]
+	verdict := plan.Verdicts.Of(part)
 	return report.Verdict{Settled: verdict.Settled, Problem: verdict.Problem.Text, Needs: verdict.Needs}
 }
 

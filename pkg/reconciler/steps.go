@@ -17,7 +17,7 @@ import (
 )
 
 // run does one step between its hooks and reports it to log and metrics.
-func (r *Reconciler) run(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) run(ctx context.Context, step Step, want *state.Volume, have *state.Actual) error {
 	start := time.Now()
 	err := r.hooked(ctx, step, want, have)
 	took := time.Since(start)
@@ -36,7 +36,7 @@ func (r *Reconciler) run(ctx context.Context, step Step, want *state.Volume, hav
 	return err
 }
 
-func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, have *state.Actual) error {
 	if r.hook == nil {
 		return r.do(ctx, step, want, have)
 	}
@@ -50,7 +50,7 @@ func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, 
 }
 
 // do carries out a step. These are all the ways in which the plugin changes a node.
-func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have *state.Actual) error {
 	k, s, t, d := r.kernel, want.Stage, want.Targets[step.Part.Path], have.Device
 	if err := r.confirm(ctx, step, want, have); err != nil {
 		return r.abandonUnlessWritten(ctx, want, err)
@@ -148,12 +148,12 @@ func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state
 
 // indexOf returns the index in the stack of the element that a layer made; 0, which is
 // the source, for the empty name.
-func indexOf(have state.Actual, layer string) int {
+func indexOf(have *state.Actual, layer string) int {
 	return slices.IndexFunc(have.Stack(), func(e state.Element) bool { return e.Layer == layer })
 }
 
 // layerOf returns a layer of the volume and the element beneath it.
-func (r *Reconciler) layerOf(have state.Actual, name string) (devices.Layer, state.Device, error) {
+func (r *Reconciler) layerOf(have *state.Actual, name string) (devices.Layer, state.Device, error) {
 	i := indexOf(have, name)
 	for _, l := range r.kernel.Layers {
 		if l.Name() == name && i > 0 {
@@ -164,7 +164,7 @@ func (r *Reconciler) layerOf(have state.Actual, name string) (devices.Layer, sta
 }
 
 // onLayer does the steps that only the layer's own code can do.
-func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume, have state.Actual) error {
+func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume, have *state.Actual) error {
 	l, lower, err := r.layerOf(have, step.Layer)
 	if err != nil {
 		return err
@@ -184,7 +184,7 @@ func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume,
 
 // choose decides the type of file system for an empty fs_type: what the volume was
 // formatted as, else what it was created for, else this node's default for its size.
-func (r *Reconciler) choose(want *state.Volume, have state.Actual) error {
+func (r *Reconciler) choose(want *state.Volume, have *state.Actual) error {
 	d, formatted := have.Device, have.Device.Formatted
 	if have.Layer != "" { // the metadata does not know the contents of a layer
 		formatted = have.Contents.FSType
@@ -268,7 +268,7 @@ func (r *Reconciler) mounter(step Step, want *state.Volume) Mounter {
 	return r.kernel.Mounts
 }
 
-func mountSource(ctx context.Context, to Mounter, s *state.Stage, t *state.Target, have state.Actual) error {
+func mountSource(ctx context.Context, to Mounter, s *state.Stage, t *state.Target, have *state.Actual) error {
 	flags, err := targetFlags(s, t)
 	if err != nil {
 		return err
@@ -276,7 +276,7 @@ func mountSource(ctx context.Context, to Mounter, s *state.Stage, t *state.Targe
 	return to.MountSource(ctx, *have.Source, t.Path, flags)
 }
 
-func bind(ctx context.Context, m Mounter, s *state.Stage, t *state.Target, have state.Actual) error {
+func bind(ctx context.Context, m Mounter, s *state.Stage, t *state.Target, have *state.Actual) error {
 	if t.Capability.Access == state.BlockAccess {
 		if needsView(t, have.Device) {
 			return m.BindDevice(ctx, have.View, t.Path)

@@ -163,7 +163,7 @@ func (p *pass) tellLook(parent trace.Span) {
 		steps = append(steps, step.String())
 	}
 	_, span := p.r.tracer.Start(trace.ContextWithSpan(context.Background(), parent), "plan", trace.WithTimestamp(t.seen), trace.WithAttributes(stepsKey.StringSlice(steps)))
-	for part, verdict := range t.plan.Verdicts {
+	for part, verdict := range t.plan.Verdicts.All() {
 		about := partKey.String(part.String())
 		if verdict.Problem != (Problem{}) {
 			span.AddEvent("stuck", trace.WithAttributes(about, ErrorTypeKey.String(verdict.Problem.Class.String())))

@@ -5,7 +5,7 @@ import "github.com/csi-node/csi-node/pkg/state"
 // unfit returns the errors that do not depend on the device, of parts for which nothing was
 // done yet: with such an error the volume must not even be attached. It also returns why the
 // file or directory at a target that ends is not the plugin's to remove.
-func (r *Reconciler) unfit(want *state.Volume, have state.Actual) map[state.Part]error {
+func (r *Reconciler) unfit(want *state.Volume, have *state.Actual) map[state.Part]error {
 	var all map[state.Part]error
 	note := func(part state.Part, err error) {
 		if err == nil {

@@ -49,7 +49,7 @@ func TestDeviceThatCannotBeReadNow(t *testing.T) {
 		want := &state.Volume{ID: "v", Stage: staged()}
 		have := state.Actual{Device: device, View: state.Device{State: state.DeviceAbsent}, Contents: unreadable, Stage: state.Mountpoint{File: state.Directory, Empty: true}}
 		change(want, &have)
-		v := MakePlan(want, have).Verdicts[state.StagePart()]
+		v := MakePlan(want, have).Verdicts.Of(state.StagePart())
 		if v.Settled || v.Problem.Class != state.Unavailable || strings.Contains(v.Problem.Text, "clear-device") || !strings.Contains(v.Problem.Text, "what is on the device /dev/loop7 is not known") {
 			t.Errorf("%s: %+v", name, v)
 		}

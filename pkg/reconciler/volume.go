@@ -23,7 +23,7 @@ type volume struct {
 	spread      bool          // it was in the store at the start, and its first resync is not scheduled yet
 	unseen      bool          // it was in the store at the start, and is not observed yet
 	want        *state.Volume // at the last observation; never changed in place
-	have        state.Actual  // never changed in place: reports share it
+	have        *state.Actual // never changed in place: reports share it
 	deviceSeen  time.Time     // when the device was looked at for have; zero: unknown, or steps came after
 	plan        Plan          // of the last observation, see lastPlan
 	planDropped bool          // plan settled all and was dropped, to save memory
@@ -42,7 +42,7 @@ type volume struct {
 func (r *Reconciler) volume(id string) *volume {
 	v := r.volumes[id]
 	if v == nil {
-		v = &volume{want: &state.Volume{ID: id}}
+		v = &volume{want: &state.Volume{ID: id}, have: &state.Actual{}}
 		r.volumes[id] = v
 	}
 	return v
@@ -53,7 +53,7 @@ func (r *Reconciler) volume(id string) *volume {
 func (r *Reconciler) forget(id string) {
 	v := r.volumes[id]
 	if v != nil && len(v.waiters) == 0 && len(v.attempts) == 0 && len(v.jobs) == 0 && v.since.IsZero() && v.want.Empty() && r.store.Get(id) == nil {
-		v.have = state.Actual{}
+		v.have = &state.Actual{}
 		r.index(id, v) // drops its device numbers
 		delete(r.volumes, id)
 		delete(r.awaited, id)
@@ -63,7 +63,7 @@ func (r *Reconciler) forget(id string) {
 
 // observed keeps the last observation of a volume. at is when its device was looked at; zero:
 // no call is answered by that.
-func (r *Reconciler) observed(id string, want *state.Volume, have state.Actual, plan Plan, at time.Time) {
+func (r *Reconciler) observed(id string, want *state.Volume, have *state.Actual, plan Plan, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.volume(id)
@@ -91,7 +91,7 @@ func (v *volume) rest() {
 // lastPlan returns the plan of the last observation. The caller holds mu.
 func (v *volume) lastPlan() Plan {
 	if v.planDropped {
-		return MakePlan(v.want, v.have)
+		return makePlan(v.want, v.have).plan
 	}
 	return v.plan
 }

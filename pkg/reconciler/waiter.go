@@ -153,7 +153,7 @@ func (p *pass) waitForUndo(want *state.Volume, plan Plan, record *state.Volume) 
 	defer p.r.mu.Unlock()
 	p.waiters = slices.DeleteFunc(p.waiters, func(w *waiter) bool {
 		before := want.Intent(w.part)
-		if w.refused != nil || before == nil || before.Gone || before.Accepted || before.Revision != w.intent || plan.Verdicts[w.part].Settled {
+		if w.refused != nil || before == nil || before.Gone || before.Accepted || before.Revision != w.intent || plan.Verdicts.Of(w.part).Settled {
 			return false
 		}
 		err := p.refusal(want, plan, w.part)
@@ -178,7 +178,7 @@ func (p *pass) rememberEnds(want *state.Volume, plan Plan) {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
 	for w := range p.r.volume(p.id).waiters {
-		if intent := want.Intent(w.part); intent != nil && intent.Gone && plan.Verdicts[w.part].Settled {
+		if intent := want.Intent(w.part); intent != nil && intent.Gone && plan.Verdicts.Of(w.part).Settled {
 			w.residue, w.ended = p.reason(want, plan, w.part), intent.Revision
 		}
 	}
@@ -206,7 +206,7 @@ func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 		}
 		return nil, false
 	}
-	if intent == nil && w.refused != nil && want.Stage.LivesFor(w.part.Path) && want.Stage.Gone && !plan.Verdicts[state.StagePart()].Settled { // the stage is undone, too
+	if intent == nil && w.refused != nil && want.Stage.LivesFor(w.part.Path) && want.Stage.Gone && !plan.Verdicts.Of(state.StagePart()).Settled { // the stage is undone, too
 		intent = &want.Stage.Intent
 		w = &waiter{part: state.StagePart(), intent: intent.Revision, gone: true, refused: w.refused}
 	}
@@ -217,9 +217,9 @@ func (p *pass) outcome(want *state.Volume, plan Plan, w *waiter) (error, bool) {
 		return w.refused, true
 	case intent == nil || intent.Gone && !w.gone || intent.Revision != w.intent && !intent.Gone: // a later removal serves as well
 		return state.Errorf(state.Aborted, "volume %s: %s: superseded by a later request", p.id, w.part), true
-	case plan.Verdicts[w.part].Settled && w.refused == nil:
+	case plan.Verdicts.Of(w.part).Settled && w.refused == nil:
 		return p.reason(want, plan, w.part), true
-	case plan.Verdicts[w.part].Settled:
+	case plan.Verdicts.Of(w.part).Settled:
 		return w.refused, true
 	}
 	err := p.reason(want, plan, w.part)

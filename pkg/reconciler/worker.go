@@ -29,12 +29,12 @@ type pass struct {
 	failed  map[state.Part]failure // steps of this pass
 	steps   int
 	done    doneSteps
-	logger  klog.Logger  // of the last step done, which has its trace
-	last    Step         // the last step that succeeded
-	lastFor uint64       // the revision of the intent that it was for
-	before  state.Actual // what was observed before it
-	seen    *earlier     // what may be taken over from before the last step; nil: nothing
-	trace   *passTrace   // nil: nothing is traced
+	logger  klog.Logger   // of the last step done, which has its trace
+	last    Step          // the last step that succeeded
+	lastFor uint64        // the revision of the intent that it was for
+	before  *state.Actual // what was observed before it
+	seen    *earlier      // what may be taken over from before the last step; nil: nothing
+	trace   *passTrace    // nil: nothing is traced
 }
 
 // failure is a failed step and the intent that it was made for.
@@ -71,7 +71,7 @@ func (p *pass) advance(ctx context.Context) bool {
 	if want == nil {
 		want = &state.Volume{ID: p.id}
 		p.answer(ctx, want, Plan{})
-		p.r.observed(p.id, want, state.Actual{}, Plan{}, time.Time{})
+		p.r.observed(p.id, want, &state.Actual{}, Plan{}, time.Time{})
 		return false
 	}
 	p.r.begin(p.id, Step{Action: Look})
@@ -92,14 +92,14 @@ func (p *pass) advance(ctx context.Context) bool {
 		p.answer(ctx, want, Plan{})
 		return false
 	}
-	p.noteProof(&have)
+	p.noteProof(have)
 	if p.retire(ctx, want) {
 		return true
 	}
-	plan := MakePlan(want, have)
+	plan := makePlan(want, have).plan
 	p.tracePlan(plan)
 	p.r.observed(p.id, want, have, plan, at)
-	if p.settle(ctx, want, &have, plan, at) {
+	if p.settle(ctx, want, have, plan, at) {
 		return true
 	}
 	step, ok := p.next(ctx, want, plan)
@@ -107,7 +107,7 @@ func (p *pass) advance(ctx context.Context) bool {
 		return false
 	}
 	if p.step(ctx, step, want, have) {
-		p.seen = &earlier{want, &have, step, at}
+		p.seen = &earlier{want, have, step, at}
 	}
 	return true
 }
@@ -153,7 +153,7 @@ func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, b
 
 // step runs one step, and reports whether it succeeded. A step that changes nothing has
 // failed.
-func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have state.Actual) bool {
+func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *state.Actual) bool {
 	p.steps++
 	switch {
 	case step == p.last && revision(want, step.Part) == p.lastFor && reflect.DeepEqual(have, p.before):
@@ -172,11 +172,13 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have sta
 	p.r.begin(p.id, step)
 	observed := have
 	if step.Action == Format && p.last.Action == BeginFormat && have.Device.Number == p.before.Device.Number {
-		have.Device.Fresh = true // the step that set the mark has just proved it blank
+		proved := *observed                       // which must not change
+		have, proved.Device.Fresh = &proved, true // the step that set the mark has just proved it blank
 	}
 	if step.Action == CreateLayer && p.last.Action == BeginFormat && have.Lower[0].Device.Number == p.before.Lowest().Number {
-		have.Lower = slices.Clone(have.Lower) // that of observed must not change
-		have.Lower[0].Device.Fresh = true
+		proved := *observed
+		have, proved.Lower = &proved, slices.Clone(proved.Lower)
+		proved.Lower[0].Device.Fresh = true
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -298,7 +300,7 @@ func (p *pass) failure(want *state.Volume, part state.Part) error {
 // reason returns why a part is not settled and not under way: its own failure,
 // what the planner says of it, or the reason of a part that it needs.
 func (p *pass) reason(want *state.Volume, plan Plan, part state.Part) error {
-	v := plan.Verdicts[part]
+	v := plan.Verdicts.Of(part)
 	if err := p.failure(want, part); err != nil && !v.Settled {
 		return err
 	}
@@ -325,7 +327,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actua
 		edits[part] = f
 	}
 	for _, part := range want.Parts() {
-		intent, seen := want.Intent(part), plan.Verdicts[part].Settled
+		intent, seen := want.Intent(part), plan.Verdicts.Of(part).Settled
 		switch {
 		case seen && intent.Gone:
 			edit(part, func(v *state.Volume) { v.Drop(part) })
@@ -360,7 +362,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actua
 		p.answer(ctx, want, Plan{})
 		return false
 	}
-	p.r.observed(p.id, record, *have, MakePlan(record, *have), at) // plan does not know the intents that have just taken over
+	p.r.observed(p.id, record, have, makePlan(record, have).plan, at) // plan does not know the intents that have just taken over
 	p.waitForUndo(want, plan, record)
 	p.rememberEnds(want, plan)
 	p.answer(ctx, want, plan)
@@ -451,7 +453,7 @@ func (p *pass) retryLater() {
 	}
 	for part := range v.attempts {
 		// A part that is settled, waits for another part or is not repaired needs no retry.
-		verdict, lost := v.plan.Verdicts[part], v.repairs[part]
+		verdict, lost := v.plan.Verdicts.Of(part), v.repairs[part]
 		idle := verdict.Settled || verdict.Problem == (Problem{})
 		if planned[part] {
 			idle = lost != nil && (lost.state == repairPutOff || lost.state == repairOff)
@@ -460,7 +462,7 @@ func (p *pass) retryLater() {
 			delete(v.attempts, part)
 		}
 	}
-	for part, verdict := range v.plan.Verdicts {
+	for part, verdict := range v.plan.Verdicts.All() {
 		if !verdict.Settled && verdict.Problem != (Problem{}) && p.failure(v.want, part) == nil {
 			r.failed(v, part, false, p.reason(v.want, v.plan, part))
 		}
@@ -478,7 +480,7 @@ func (p *pass) retryLater() {
 	for part, lost := range v.repairs {
 		if intent := v.want.Intent(part); intent == nil || intent.Gone {
 			delete(v.repairs, part)
-		} else if v.plan.Verdicts[part].Settled {
+		} else if v.plan.Verdicts.Of(part).Settled {
 			lost.state = intact
 		}
 	}
