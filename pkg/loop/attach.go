@@ -123,7 +123,7 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File, un
 			return err
 		}
 		discards := !r.ReadOnly && !r.Solid
-		if discards && discardDisabled(name) {
+		if discards && !s.passedDiscards(name) && discardDisabled(name) {
 			switch err := recreate(name); {
 			case err == nil:
 				continue
@@ -150,8 +150,10 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File, un
 				return false, err
 			}
 			s.rememberOver(r.key(), d, backing.Name())
-			shown, err = s.reservedNumber(d.number, r) // somebody may have bound it since it was chosen, or had it as a solid one
-			if shown = shown || discards && discardDisabled(name); shown || err != nil {
+			shown, err = s.reservedNumber(d.number, r)   // somebody may have bound it since it was chosen
+			refuses := discards && discardDisabled(name) // or had it as a solid one
+			s.notePassesDiscards(name, discards && !refuses)
+			if shown = shown || refuses; shown || err != nil {
 				s.forgetAs(r.key(), name)
 			}
 			return shown, err

@@ -66,6 +66,23 @@ func discardDisabled(name string) bool {
 	return err == nil && limit > 0
 }
 
+// passedDiscards reports whether a device passed discards on when it was last attached here.
+func (s *Devices) passedDiscards(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.discarding[name]
+}
+
+func (s *Devices) notePassesDiscards(name string, passes bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if passes {
+		s.discarding[name] = true
+	} else {
+		delete(s.discarding, name)
+	}
+}
+
 // recreate makes a free device anew, without the limits that it was given. EBUSY:
 // it is bound again, or open.
 func recreate(name string) (err error) {

@@ -90,6 +90,8 @@ type Devices struct {
 	index map[string]indexEntry // by the key of a Target
 	// unresponsive are the devices that did not answer when they were last asked.
 	unresponsive map[string]bool
+	// discarding are the devices that passed discards on when they were last attached here.
+	discarding map[string]bool
 }
 
 // indexEntry is a device that was seen to show a Target.
@@ -112,7 +114,7 @@ func New(ctx context.Context) (*Devices, error) {
 	if err := control.Close(); err != nil {
 		return nil, err
 	}
-	s := &Devices{index: map[string]indexEntry{}, unresponsive: map[string]bool{}}
+	s := &Devices{index: map[string]indexEntry{}, unresponsive: map[string]bool{}, discarding: map[string]bool{}}
 	all, _, err := s.scan(ctx, nil)
 	if err != nil {
 		return nil, err
