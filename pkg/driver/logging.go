@@ -121,7 +121,7 @@ func (t *logTail) Write(p []byte) (int, error) {
 	defer t.mu.Unlock()
 	t.text = append(t.text, p[max(len(p)-maxLogTail, 0):]...)
 	if len(t.text) > 2*maxLogTail { // so that not each line moves all others
-		t.text = append([]byte(nil), t.text[len(t.text)-maxLogTail:]...)
+		t.text = t.text[:copy(t.text, t.text[len(t.text)-maxLogTail:])]
 	}
 	return len(p), nil
 }

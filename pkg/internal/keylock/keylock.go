@@ -11,7 +11,11 @@ import (
 type Map struct {
 	mu    sync.Mutex
 	locks map[string]*lock
+	spare []*lock // that nobody uses, for the next keys
 }
+
+// spareLimit is how many locks are kept for the next keys.
+const spareLimit = 16
 
 type lock struct {
 	held  chan struct{} // holds a token while the lock is held
@@ -42,7 +46,11 @@ func (m *Map) join(key string) *lock {
 		if m.locks == nil {
 			m.locks = map[string]*lock{}
 		}
-		l = &lock{held: make(chan struct{}, 1)}
+		if last := len(m.spare) - 1; last >= 0 {
+			l, m.spare = m.spare[last], m.spare[:last]
+		} else {
+			l = &lock{held: make(chan struct{}, 1)}
+		}
 		m.locks[key] = l
 	}
 	l.users++
@@ -52,7 +60,10 @@ func (m *Map) join(key string) *lock {
 func (m *Map) leave(key string, l *lock) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if l.users--; l.users == 0 {
-		delete(m.locks, key)
+	if l.users--; l.users > 0 {
+		return
+	}
+	if delete(m.locks, key); len(m.spare) < spareLimit {
+		m.spare = append(m.spare, l)
 	}
 }

@@ -1,11 +1,13 @@
 package store
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,6 +66,8 @@ func openDirectory(path, boot string) (*directory, error) {
 
 func (d *directory) close() error { return errors.Join(d.self.Close(), d.root.Close()) }
 
+var buffers = sync.Pool{New: func() any { return bytes.NewBuffer(make([]byte, 0, 1<<10)) }} // for most records, and the seal
+
 // put writes a record, or removes the files of an empty one. known says whether the record
 // has its files already; a wrong value costs time only. more says whether the record asks
 // for more than before: then it is an error, too, if no blocks can be reserved for its end.
@@ -74,7 +78,10 @@ func (d *directory) put(v *state.Volume, known, more bool) error {
 	if v.Empty() {
 		return d.remove(current)
 	}
-	text, err := encode(d.boot, v)
+	buffer := buffers.Get().(*bytes.Buffer)
+	defer buffers.Put(buffer)
+	buffer.Reset()
+	text, err := encodeIn(buffer, d.boot, v)
 	if err != nil {
 		return fmt.Errorf("encoding the record: %w", err)
 	}

@@ -57,7 +57,11 @@ func unseal(raw []byte) (object []byte, err error) {
 }
 
 func encode(boot string, v *state.Volume) ([]byte, error) {
-	object := bytes.NewBuffer(make([]byte, 0, 1<<10)) // for most records, and the seal
+	return encodeIn(bytes.NewBuffer(make([]byte, 0, 1<<10)), boot, v)
+}
+
+// encodeIn is encode with a buffer, which the text may be in.
+func encodeIn(object *bytes.Buffer, boot string, v *state.Volume) ([]byte, error) {
 	if err := json.MarshalWrite(object, document{boot, v}, options); err != nil {
 		return nil, err
 	}
