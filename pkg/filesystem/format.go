@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +51,7 @@ func (h *Host) prove(ctx context.Context, d *device) error {
 // A device of noise (Device.Noise) that is not Fresh is formatted without a proof, which the
 // caller has by other means. When it fails, mkfs may have written: the device is then
 // blank, or it is not, and the next probe tells. state.Unwritten: the device was not blank,
-// or keeps nothing of what mkfs wrote.
+// keeps nothing of what mkfs wrote, or was claimed by somebody.
 //
 // last, if it is not nil, is called when the device was proved blank, right before mkfs. It
 // returns the UUID of the file system to make, which is as mkfs wants it if it is "" or the
@@ -61,7 +62,7 @@ func (h *Host) prove(ctx context.Context, d *device) error {
 //
 // FailedPrecondition: the device is not blank, is read-only, or is too small.
 // InvalidArgument: the type is not of Types. A device that somebody else holds
-// is an error without a class.
+// is an error without a class, and EBUSY.
 func (h *Host) Format(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (uuid string, err error)) (err error) {
 	defer state.Wrap(&err, "format %s as %s", facts.Path, fsType)
 	k, err := h.kind(fsType)
@@ -106,7 +107,7 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 		uuid = ""
 	}
 	if err := k.format(ctx, d, uuid, !d.facts.Noise || d.facts.Fresh); err != nil {
-		return err
+		return noteClaimed(err)
 	}
 	if err := d.flush(); err != nil {
 		return fmt.Errorf("flush after mkfs: %w", err)
@@ -125,6 +126,16 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 		return fmt.Errorf("mkfs reported success, and the file system has only %d of the device's %d bytes", sb.bytes, d.bytes)
 	}
 	return nil
+}
+
+// noteClaimed makes EBUSY of the error of a mkfs that was refused its claim of the device,
+// before which none writes anything.
+func noteClaimed(err error) error {
+	text := err.Error()
+	if strings.Contains(text, "is apparently in use by the system") || strings.Contains(text, "Device or resource busy") {
+		return &state.Unwritten{Err: fmt.Errorf("%w (%w)", err, unix.EBUSY)}
+	}
+	return err
 }
 
 // prepare proves that a device is blank. One that is noise cannot be: the caller knows
@@ -197,7 +208,7 @@ func (p proof) describeUnread() string {
 // device itself, because every child that is forked meanwhile keeps it, too,
 // from its fork to its exec, and mkfs would be refused. That still happens, rarely, by
 // one that was forked in this moment. mkfs is not run again here, because whoever holds the
-// device may write to it: the step fails, and its next try looks at the device anew.
+// device may write to it: Format says EBUSY, and its next call proves the device blank anew.
 func claim(ctx context.Context, d *device) error {
 	f, err := devnode.Claim(ctx, d.number, func() (*os.File, error) {
 		again, err := d.again(unix.O_EXCL)

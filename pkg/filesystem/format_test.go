@@ -158,6 +158,9 @@ func TestFormatOfADeviceClaimedAfterTheProof(t *testing.T) {
 		must0(t, os.WriteFile(refused, nil, 0o600)) // in case that mkfs was not run
 		holder.Wait()
 		wantClass(t, err, state.Unavailable, "mkfs."+fsType, device.Path)
+		if !errors.Is(err, unix.EBUSY) || !errors.As(err, new(*state.Unwritten)) {
+			t.Errorf("%v is not EBUSY, or mkfs counts as one that may have written", err)
+		}
 		unchanged(t, image, func() {
 			wantClass(t, h.Format(t.Context(), device, fsType, nil), state.FailedPrecondition, "data at byte 7340032")
 		})

@@ -3,9 +3,12 @@ package reconciler
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -49,6 +52,39 @@ func TestAProofIsMadeOnceAndTold(t *testing.T) {
 			h.wantCalls(1, opErase, "v")
 		})
 	}
+}
+
+// Somebody's claim that ends in time is no failure. Nothing is taken for proved after it.
+func TestFormatOfAClaimedDevice(t *testing.T) {
+	claimed := &state.Unwritten{Err: fmt.Errorf("it is in use (%w)", unix.EBUSY)}
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.k.fail(opFormat, "v", claimTries, claimed)
+		h.ok(stage("v"))
+		h.wantCalls(1+claimTries, opFormat, "v")
+	})
+	bubble(t, func(h *harness) {
+		h.volume("v")
+		h.k.fail(opFormat, "v", -1, claimed)
+		h.refuse(h.do(stage("v")), state.Unavailable, "it is in use")
+		h.k.mend()
+		h.ok(stage("v"))
+	})
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		v.noted = true
+		h.k.fault(&fault{op: opFormat, key: "v", times: 1, takes: time.Second, mode: fails, err: claimed})
+		answer := h.begin(stage("v"))
+		h.sleep(time.Second / 2)
+		h.k.with(func() {
+			v.contents = state.Contents{Kind: state.ContentsOther, Found: "somebody's data"}
+			h.k.drift("v")
+		})
+		h.sleep(time.Second)
+		h.refuse(h.got(answer), state.FailedPrecondition, "somebody's data")
+		h.wantCalls(1, opFormat, "v")
+		h.wantCalls(0, opErase, "v")
+	})
 }
 
 // A proof that nobody wants any more is not finished, and leaves no mark.

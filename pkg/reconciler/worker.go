@@ -3,6 +3,7 @@ package reconciler
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -28,6 +30,7 @@ type pass struct {
 	waiters []*waiter              // those armed before the record was read
 	failed  map[state.Part]failure // steps of this pass
 	steps   int
+	claims  int // formats that found the device claimed
 	done    doneSteps
 	logger  klog.Logger   // of the last step done, which has its trace
 	last    Step          // the last step that succeeded
@@ -199,6 +202,10 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	took := time.Since(start)
 	endSpan(span, err)
 	p.r.end(p.id)
+	if err != nil && p.mayClaimAgain(step, err) {
+		p.last = Step{}
+		return false
+	}
 	if err != nil {
 		p.fail(want, step.Part, err)
 		if state.ClassOf(err) == state.Unauthenticated && maps.Equal(named, p.r.secrets.get(p.id)) {
@@ -211,6 +218,21 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	}
 	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(stepCtx)
 	p.last, p.lastFor, p.before = step, intent, observed
+	return true
+}
+
+// claimTries is how often a format is made once more in a pass because somebody had claimed
+// the device.
+const claimTries = 3
+
+// mayClaimAgain reports whether a failed format is to be made again at once: from its proof on,
+// after an observation, which waits for the end of a claim that is one for a moment. Such a
+// claim can be this process's own, which a program that was forked meanwhile keeps until its exec.
+func (p *pass) mayClaimAgain(step Step, err error) bool {
+	if step.Action != Format || !errors.Is(err, unix.EBUSY) || p.claims == claimTries {
+		return false
+	}
+	p.claims++
 	return true
 }
 
