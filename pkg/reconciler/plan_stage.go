@@ -568,6 +568,10 @@ func (p *planner) size(z *state.Size) Verdict {
 			limit += more
 		}
 	}
+	grown := state.RoundUp(bytes)
+	if d.Unit > 0 {
+		grown = (grown + d.Unit - 1) / d.Unit * d.Unit
+	}
 	switch {
 	case s == nil || s.Gone:
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
@@ -577,8 +581,8 @@ func (p *planner) size(z *state.Size) Verdict {
 		return stuck(state.FailedPrecondition, "the volume is mounted from %s and has no device on this node that could grow", p.have.Source.Source)
 	case !z.Accepted && limit > 0 && max(d.Size, d.Capacity) > limit:
 		return stuck(state.OutOfRange, "the volume has %d bytes already, more than the limit of %d, and never shrinks", max(d.Size, d.Capacity), limit)
-	case d.Size < bytes && limit > 0 && state.RoundUp(bytes) > limit:
-		return stuck(state.OutOfRange, "sizes are rounded up: the volume would have %d bytes, more than the limit of %d", state.RoundUp(bytes), limit)
+	case d.Size < bytes && limit > 0 && grown > limit:
+		return stuck(state.OutOfRange, "sizes are rounded up: the volume would have %d bytes, more than the limit of %d", grown, limit)
 	case !p.plan.Verdicts.Of(state.StagePart()).Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
 	case d.Size < bytes:

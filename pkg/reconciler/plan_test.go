@@ -17,18 +17,21 @@ func TestPlanSizeWithinItsLimit(t *testing.T) {
 		device: deviceWorld{state: isAttached}, contents: contentsWorld{kind: holdsExt4},
 	}
 	for _, tt := range []struct {
-		bytes, limit, capacity int64 // of a device of 100 bytes
-		class                  state.Class
-		words                  string
+		bytes, limit, capacity, unit int64 // of a device of 100 bytes
+		class                        state.Class
+		words                        string
 	}{
-		{50, 99, 100, state.OutOfRange, "never shrinks"},
-		{50, 150, 200, state.OutOfRange, "never shrinks"},
-		{150, 200, 100, state.OutOfRange, "rounded up"},
-		{150, 4096, 100, 0, ""},
-		{50, 100, 100, 0, ""},
+		{50, 99, 100, 0, state.OutOfRange, "never shrinks"},
+		{50, 150, 200, 0, state.OutOfRange, "never shrinks"},
+		{150, 200, 100, 0, state.OutOfRange, "rounded up"},
+		{150, 4096, 100, 0, 0, ""},
+		{150, 4096, 100, 6000, state.OutOfRange, "would have 6000 bytes"},
+		{150, 6000, 100, 6000, 0, ""},
+		{50, 100, 100, 0, 0, ""},
+		{50, 100, 100, 6000, 0, ""},
 	} {
 		c := mounted.look()
-		c.want.Size.Bytes, c.want.Size.Limit, c.have.Device.Capacity = tt.bytes, tt.limit, tt.capacity
+		c.want.Size.Bytes, c.want.Size.Limit, c.have.Device.Capacity, c.have.Device.Unit = tt.bytes, tt.limit, tt.capacity, tt.unit
 		plan := reconciler.MakePlan(c.want, c.have)
 		v := plan.Verdicts.Of(state.SizePart())
 		if told := v.Problem.Text != ""; told != (tt.words != "") || told && (v.Problem.Class != tt.class || !strings.Contains(v.Problem.Text, tt.words)) {

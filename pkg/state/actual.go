@@ -142,6 +142,7 @@ type Device struct {
 	Number   DeviceNumber // of the device node
 	Size     int64        // bytes; of the device when there is one
 	Capacity int64        // bytes that the backend's metadata promises; 0 when unknown
+	Unit     int64        // bytes of which it has a whole number, and so grows by more than it is asked for; 0: any size
 	Lacks    int64        // bytes of Capacity that its backing was seen to lack, whatever an attached device shows
 	ReadOnly bool         // the device refuses writes
 	Commands bool         // and yet who has its node may come to write: by commands (SG_IO, NVMe passthrough), or as it is a partition, whose mode may be lost

@@ -67,7 +67,7 @@ func identity(uuid string) string { return string(blockdev.DMUUID) + ":" + uuid 
 func (p place) tell(d *state.Device) {
 	t := p.volume.tags
 	d.Identity = identity(uuidPrefix + p.report.uuid + p.volume.uuid)
-	d.Size, d.Capacity = p.volume.bytes, p.volume.bytes
+	d.Size, d.Capacity, d.Unit = p.volume.bytes, p.volume.bytes, p.volume.layout.unit(p.report.extent)
 	d.Backing = p.path()
 	d.Formatting, d.Formatted, d.Raw, d.CreatedFor = t.formatting, t.formatted, t.raw, t.fsType
 	d.Fresh = t.fresh && !t.formatting && !t.raw && t.formatted == ""
