@@ -305,11 +305,11 @@ func (w *Watcher) compareSome(ids []uint64, changed func(string)) {
 		if !found {
 			continue
 		}
-		now, err := statmount(id)
-		if err != nil || now.attributes == before.attributes { // after an error it has gone, which the source reports
+		now, err := attributesNow(id)
+		if err != nil || now == before.attributes { // after an error it has gone, which the source reports
 			continue
 		}
-		before.attributes = now.attributes
+		before.attributes = now
 		w.mounts[id] = before
 		w.notify(before.point, changed)
 	}
