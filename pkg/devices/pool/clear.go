@@ -12,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/internal/lease"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -130,12 +131,12 @@ func clearData(ctx context.Context, f *os.File, how Provisioning) error {
 			return err
 		}
 		bytes := min(clearChunk, info.Size()-offset)
-		err := unix.Fallocate(int(f.Fd()), mode, offset, bytes)
+		err := rawfile.Fallocate(f, mode, offset, bytes)
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			err = writeZeros(ctx, f, offset, bytes)
 		}
 		if errors.Is(err, unix.ENOSPC) { // blocks that were lost: an attach allocates them again, if there is room
-			err = unix.Fallocate(int(f.Fd()), punch, offset, bytes)
+			err = rawfile.Fallocate(f, punch, offset, bytes)
 		}
 		if err != nil {
 			return wrap(err, "zero %s from byte %d on", f.Name(), offset)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -210,7 +211,7 @@ func TestThickVolumesKeepTheirBlocks(t *testing.T) {
 			t.Errorf("%s: %v", name, errno)
 		}
 	}
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20); err == nil {
+	if err := rawfile.Fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20); err == nil {
 		t.Error("the device took a punch")
 	}
 	if got := machine.Allocated(t, data); got < devicestest.Size {
@@ -241,7 +242,7 @@ func punchFile(t testing.TB, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
-	err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 1<<20, 2<<20)
+	err = rawfile.Fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 1<<20, 2<<20)
 	require.NoError(t, errors.Join(err, f.Close()))
 }
 

@@ -90,6 +90,11 @@ func WriteBack(f *os.File) error {
 	return RetryErr(func() error { return unix.SyncFileRange(int(f.Fd()), 0, 0, all) })
 }
 
+// Fallocate is fallocate(2), which some file systems let a signal interrupt.
+func Fallocate(f *os.File, mode uint32, offset, bytes int64) error {
+	return RetryErr(func() error { return unix.Fallocate(int(f.Fd()), mode, offset, bytes) })
+}
+
 // Retry makes a system call until no signal interrupts it, such as those by which the Go
 // runtime preempts goroutines. Package os does so by itself.
 func Retry[T any](call func() (T, error)) (T, error) {
