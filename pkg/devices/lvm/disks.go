@@ -166,7 +166,8 @@ func candidate(name string) (path string, fit bool) {
 	}
 	for _, holder := range holders { // such as multipath or md, which shows the same bytes
 		uuid, err := rawfile.Read(filepath.Join("/sys/class/block", holder.Name(), "dm/uuid"))
-		if err != nil || !strings.HasPrefix(string(uuid), uuidPrefix) {
+		isVolume := err == nil && strings.HasPrefix(string(uuid), uuidPrefix)
+		if !isVolume && !leaves(name, holder.Name(), err) {
 			return "", false
 		}
 	}
@@ -179,6 +180,17 @@ func candidate(name string) (path string, fit bool) {
 		return "", false
 	}
 	return info.Path, true
+}
+
+// leaves reports whether a holder of a device is gone, or is being removed: a volume that goes
+// just now hides no disk. err is that of a read of dm/uuid, which a holder has that is of the
+// device mapper. It says EINVAL, EIO or ENODEV while such a one is removed (drivers/md/dm-sysfs.c).
+func leaves(name, holder string, err error) bool {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return true
+	}
+	_, gone := os.Lstat(filepath.Join("/sys/class/block", name, "holders", holder))
+	return errors.Is(gone, os.ErrNotExist)
 }
 
 // empty reports whether a device has no bytes, as a loop device without a file.

@@ -589,3 +589,42 @@ func TestOthers(t *testing.T) {
 	release()
 	require.NoError(t, b.Detach(ctx, v))
 }
+
+// A disk is LVM's while logical volumes on it come and go.
+func TestDiskIsFoundWhileVolumesGo(t *testing.T) {
+	machine.Kernel(t)
+	node := newPV(t, 16*mib)
+	lvmOn(t, []string{node}, "vgcreate", "--yes", "coming", node)
+	defer removeGroup(t, "coming", node)
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- func() error {
+			for i := range 60 {
+				create := exec.Command("dmsetup", "create", "coming-volume", "--uuid", fmt.Sprint(uuidPrefix, "volume", i))
+				create.Stdin = strings.NewReader(fmt.Sprintf("0 8 linear %s 2048", node))
+				for _, cmd := range []*exec.Cmd{create, exec.Command("dmsetup", "remove", "--retry", "coming-volume")} {
+					if out, err := cmd.CombinedOutput(); err != nil {
+						return fmt.Errorf("%w: %s", err, out)
+					}
+				}
+			}
+			return nil
+		}()
+		close(stop)
+	}()
+	missed, looks := 0, 0
+	for going := true; going; looks++ {
+		if _, fit := candidate(filepath.Base(node)); !fit {
+			missed++
+		}
+		select {
+		case <-stop:
+			going = false
+		default:
+		}
+	}
+	require.NoError(t, <-ended)
+	if missed > 0 {
+		t.Errorf("at %d of %d looks %s was no disk of LVM", missed, looks, node)
+	}
+}
