@@ -42,13 +42,13 @@ func Zero(ctx context.Context, f *os.File, bytes int64, part func(offset, bytes 
 // ZeroRange makes a range of a file or a device zero and keeps its blocks, if it
 // can; the kernel writes zeros to a device that cannot.
 func ZeroRange(f *os.File, offset, bytes int64) error {
-	return pathError("zero", f, rawfile.Fallocate(f, unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes))
+	return pathError("zero", f, rawfile.Fallocate(int(f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes))
 }
 
 // Punch makes a range of a device zero and gives back its blocks, if it can: what
 // backs a loop device gets holes.
 func Punch(f *os.File, offset, bytes int64) error {
-	err := rawfile.Fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes)
+	err := rawfile.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return ZeroRange(f, offset, bytes)
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"strings"
+	"regexp"
 
 	"golang.org/x/sys/unix"
 
@@ -128,14 +128,16 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 	return nil
 }
 
-// noteClaimed makes EBUSY of the error of a mkfs that was refused its claim of the device,
-// before which none writes anything.
+// refusedClaim is what mkfs.ext4, or mkfs.xfs and mkfs.btrfs, say if somebody else has claimed
+// the device. None of them has written anything then.
+var refusedClaim = regexp.MustCompile(`is apparently in use by the system|open \S+: Device or resource busy`)
+
+// noteClaimed makes EBUSY of the error of a mkfs that was refused its claim of the device.
 func noteClaimed(err error) error {
-	text := err.Error()
-	if strings.Contains(text, "is apparently in use by the system") || strings.Contains(text, "Device or resource busy") {
-		return &state.Unwritten{Err: fmt.Errorf("%w (%w)", err, unix.EBUSY)}
+	if !refusedClaim.MatchString(err.Error()) {
+		return err
 	}
-	return err
+	return &state.Unwritten{Err: fmt.Errorf("%w (%w)", err, unix.EBUSY)}
 }
 
 // prepare proves that a device is blank. One that is noise cannot be: the caller knows

@@ -568,7 +568,7 @@ func (p *planner) size(z *state.Size) Verdict {
 			limit += more
 		}
 	}
-	grown := state.RoundUp(bytes)
+	grown := state.RoundUp(bytes) // to what it grows
 	if d.Unit > 0 {
 		grown = (grown + d.Unit - 1) / d.Unit * d.Unit
 	}
@@ -582,7 +582,7 @@ func (p *planner) size(z *state.Size) Verdict {
 	case !z.Accepted && limit > 0 && max(d.Size, d.Capacity) > limit:
 		return stuck(state.OutOfRange, "the volume has %d bytes already, more than the limit of %d, and never shrinks", max(d.Size, d.Capacity), limit)
 	case d.Size < bytes && limit > 0 && grown > limit:
-		return stuck(state.OutOfRange, "sizes are rounded up: the volume would have %d bytes, more than the limit of %d", grown, limit)
+		return stuck(state.OutOfRange, "sizes are rounded up: the volume would have %d bytes, more than the limit of %d: ask for less, or allow as much", grown, limit)
 	case !p.plan.Verdicts.Of(state.StagePart()).Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
 	case d.Size < bytes:

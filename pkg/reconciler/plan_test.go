@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -146,5 +147,36 @@ func BenchmarkMakePlan(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		reconciler.MakePlan(c.want, c.have)
+	}
+}
+
+// BenchmarkMakePlanOfManyTargets plans for a volume that many pods have, and asks for each verdict.
+func BenchmarkMakePlanOfManyTargets(b *testing.B) {
+	w := planWorld{
+		stage:   stageWorld{want: wantThere, accepted: true},
+		at:      placeWorld{file: fileEmptyDirectory, mounts: [2]mountWorld{mountedHere}},
+		targets: [2]targetWorld{{want: wantThere, accepted: true, at: placeWorld{file: fileEmptyDirectory, mounts: [2]mountWorld{mountedHere}}}},
+		device:  deviceWorld{state: isAttached}, contents: contentsWorld{kind: holdsExt4},
+	}
+	for _, count := range []int{1, 100, 1000} {
+		c := w.look()
+		one, at := c.want.Targets[planPaths[0]], c.have.Targets[planPaths[0]]
+		for i := range count - 1 {
+			more := *one
+			more.Path = fmt.Sprintf("%s/%d", planPaths[0], i)
+			c.want.Targets[more.Path], c.have.Targets[more.Path] = &more, at
+		}
+		parts := c.want.Parts()
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				plan := reconciler.MakePlan(c.want, c.have)
+				for _, part := range parts {
+					if !plan.Verdicts.Of(part).Settled {
+						b.Fatalf("not at rest: %s", part)
+					}
+				}
+			}
+		})
 	}
 }

@@ -202,17 +202,16 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	took := time.Since(start)
 	endSpan(span, err)
 	p.r.end(p.id)
-	if err != nil && p.mayClaimAgain(step, err) {
-		p.last = Step{}
-		return false
-	}
 	if err != nil {
+		if step.Action == Format || step.Action == CreateLayer {
+			p.last = Step{} // mkfs may have written, so the device is not proved blank any more
+		}
+		if p.formatsAgain(step, err) {
+			return false
+		}
 		p.fail(want, step.Part, err)
 		if state.ClassOf(err) == state.Unauthenticated && maps.Equal(named, p.r.secrets.get(p.id)) {
 			p.r.noteSecretRefused(p.id)
-		}
-		if step.Action == Format || step.Action == CreateLayer {
-			p.last = Step{} // mkfs may have written, so the device is not proved blank any more
 		}
 		return false
 	}
@@ -225,10 +224,10 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 // the device.
 const claimTries = 3
 
-// mayClaimAgain reports whether a failed format is to be made again at once: from its proof on,
-// after an observation, which waits for the end of a claim that is one for a moment. Such a
-// claim can be this process's own, which a program that was forked meanwhile keeps until its exec.
-func (p *pass) mayClaimAgain(step Step, err error) bool {
+// formatsAgain reports whether a failed format is made again at once, and counts that: from its
+// proof on, after an observation, which waits for the end of a claim that is one for a moment. Such
+// a claim can be this process's own, which a program that was forked meanwhile keeps until its exec.
+func (p *pass) formatsAgain(step Step, err error) bool {
 	if step.Action != Format || !errors.Is(err, unix.EBUSY) || p.claims == claimTries {
 		return false
 	}

@@ -105,7 +105,7 @@ func TestLayouts(t *testing.T) {
 			mustBeZero(t, d.Path, 0, 8*mib)
 			fill(t, d.Path, 8*mib)
 			require.NoError(t, b.Grow(ctx, v, 13*mib))
-			foretold := (13*mib + d.Unit - 1) / d.Unit * d.Unit
+			foretold := (13*mib + d.Unit - 1) / max(d.Unit, 1) * d.Unit
 			d = find(t, b, v)
 			if want := int64(16 * mib); d.Size != want || foretold != want {
 				t.Errorf("grown to what was foretold as %d: %+v", foretold, d)

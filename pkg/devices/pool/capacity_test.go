@@ -44,7 +44,7 @@ func TestCapacityCountsPromises(t *testing.T) {
 
 	thick, err := os.OpenFile(p.path(volumesDir, "thick", dataFile), os.O_RDWR, 0)
 	ok(t, err)
-	ok(t, rawfile.Fallocate(thick, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4*mib))
+	ok(t, rawfile.Fallocate(int(thick.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4*mib))
 	ok(t, thick.Close())
 	if c := capacity(t, p); c.Promised != 12*mib || c.Available != before.Available {
 		t.Errorf("a part of thick was trimmed: %+v, before %+v", c, before)

@@ -131,12 +131,12 @@ func clearData(ctx context.Context, f *os.File, how Provisioning) error {
 			return err
 		}
 		bytes := min(clearChunk, info.Size()-offset)
-		err := rawfile.Fallocate(f, mode, offset, bytes)
+		err := rawfile.Fallocate(int(f.Fd()), mode, offset, bytes)
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			err = writeZeros(ctx, f, offset, bytes)
 		}
 		if errors.Is(err, unix.ENOSPC) { // blocks that were lost: an attach allocates them again, if there is room
-			err = rawfile.Fallocate(f, punch, offset, bytes)
+			err = rawfile.Fallocate(int(f.Fd()), punch, offset, bytes)
 		}
 		if err != nil {
 			return wrap(err, "zero %s from byte %d on", f.Name(), offset)

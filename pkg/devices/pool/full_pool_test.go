@@ -117,7 +117,7 @@ func TestPoolWithoutABlock(t *testing.T) {
 			create(t, p, "thin", 8*mib, Thin)
 			fill(t, p, "thin")
 			f := dataOf(t, p, "raw") // which lacks blocks
-			ok(t, rawfile.Fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, mib, mib))
+			ok(t, rawfile.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, mib, mib))
 			ok(t, f.Close())
 			ok(t, p.BeginFormat(t.Context(), "thick"))
 			for round := range 2 {

@@ -50,7 +50,7 @@ func TestOvercommit(t *testing.T) {
 		t.Helper()
 		f, err := os.OpenFile(p.path(volumesDir, "double", dataFile), os.O_WRONLY, 0)
 		ok(t, err)
-		ok(t, rawfile.Fallocate(f, 0, 0, bytes))
+		ok(t, rawfile.Fallocate(int(f.Fd()), 0, 0, bytes))
 		ok(t, f.Close())
 	}
 	fill(27 * mib)
@@ -171,7 +171,7 @@ func scribble(t testing.TB, r *rand.Rand, path string) {
 	if r.IntN(2) == 0 {
 		mode |= unix.FALLOC_FL_PUNCH_HOLE
 	}
-	if err := rawfile.Fallocate(f, mode, offset, bytes); err != nil && err != unix.ENOSPC {
+	if err := rawfile.Fallocate(int(f.Fd()), mode, offset, bytes); err != nil && err != unix.ENOSPC {
 		t.Fatal(err)
 	}
 }
@@ -208,7 +208,7 @@ func TestLedger(t *testing.T) {
 	last = count()
 	f, err := os.Create(p.dir + "/somebody-elses")
 	ok(t, err)
-	ok(t, rawfile.Fallocate(f, 0, 0, 5*mib))
+	ok(t, rawfile.Fallocate(int(f.Fd()), 0, 0, 5*mib))
 	ok(t, f.Close())
 	_, err = p.Create(t.Context(), volume("w", 4*mib, Thin))
 	wantError(t, err, state.ResourceExhausted)

@@ -211,7 +211,7 @@ func TestThickVolumesKeepTheirBlocks(t *testing.T) {
 			t.Errorf("%s: %v", name, errno)
 		}
 	}
-	if err := rawfile.Fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20); err == nil {
+	if err := rawfile.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<20); err == nil {
 		t.Error("the device took a punch")
 	}
 	if got := machine.Allocated(t, data); got < devicestest.Size {
@@ -242,7 +242,7 @@ func punchFile(t testing.TB, path string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	require.NoError(t, err)
-	err = rawfile.Fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 1<<20, 2<<20)
+	err = rawfile.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 1<<20, 2<<20)
 	require.NoError(t, errors.Join(err, f.Close()))
 }
 
@@ -347,6 +347,19 @@ func TestThinVolumeIsGivenNoLimitedDevice(t *testing.T) {
 	require.NoError(t, os.WriteFile("/sys/block/"+filepath.Base(path)+"/queue/discard_max_bytes", []byte("0"), 0))
 	run(t, "losetup", "--detach", path)
 	t.Cleanup(func() { leaveAsNew(t, path) })
+	if d := attach(t, b, "vol", false); discardIsOff(d.Path) {
+		t.Errorf("%s refuses the discards of a thin volume; the limit was set on %s", d.Path, path)
+	}
+}
+
+// TestThinVolumeIsGivenNoDeviceLimitedSince: that the device passed discards on at the last
+// attach says nothing of this one.
+func TestThinVolumeIsGivenNoDeviceLimitedSince(t *testing.T) {
+	b, _ := setup(t, pool.Thin)
+	path := attach(t, b, "vol", false).Path
+	require.NoError(t, os.WriteFile("/sys/block/"+filepath.Base(path)+"/queue/discard_max_bytes", []byte("0"), 0))
+	t.Cleanup(func() { leaveAsNew(t, path) })
+	require.NoError(t, b.Detach(t.Context(), "vol"))
 	if d := attach(t, b, "vol", false); discardIsOff(d.Path) {
 		t.Errorf("%s refuses the discards of a thin volume; the limit was set on %s", d.Path, path)
 	}

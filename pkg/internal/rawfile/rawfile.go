@@ -91,8 +91,8 @@ func WriteBack(f *os.File) error {
 }
 
 // Fallocate is fallocate(2), which some file systems let a signal interrupt.
-func Fallocate(f *os.File, mode uint32, offset, bytes int64) error {
-	return RetryErr(func() error { return unix.Fallocate(int(f.Fd()), mode, offset, bytes) })
+func Fallocate(fd int, mode uint32, offset, bytes int64) error {
+	return RetryErr(func() error { return unix.Fallocate(fd, mode, offset, bytes) })
 }
 
 // Retry makes a system call until no signal interrupts it, such as those by which the Go

@@ -183,7 +183,7 @@ func (d *directory) fits(text []byte) bool { return reservation(text) <= d.block
 // allocate reserves the blocks of a record, if the file does not have them. Where the
 // file system cannot reserve blocks, there is no error.
 func (d *directory) allocate(fd int, text []byte) error {
-	err := rawfile.RetryErr(func() error { return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, reservation(text)) })
+	err := rawfile.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, reservation(text))
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}

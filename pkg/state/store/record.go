@@ -57,7 +57,7 @@ func unseal(raw []byte) (object []byte, err error) {
 }
 
 func encode(boot string, v *state.Volume) ([]byte, error) {
-	return encodeIn(bytes.NewBuffer(make([]byte, 0, 1<<10)), boot, v)
+	return encodeIn(new(bytes.Buffer), boot, v)
 }
 
 // encodeIn is encode with a buffer, which the text may be in.
