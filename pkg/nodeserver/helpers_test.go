@@ -119,7 +119,7 @@ func (f *fakeNode) Report(want *state.Volume, have state.Actual) report.Volume {
 func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual, error) {
 	f.looks.Add(1)
 	d, ok := f.devices[want.ID]
-	have := state.Actual{Device: d, Source: f.source, View: state.Device{State: state.DeviceAbsent}, Targets: map[string]state.Mountpoint{}}
+	have := state.Actual{Device: d, Source: f.source, View: state.Device{State: state.DeviceAbsent}}
 	if have.Device.Missing = !ok; !ok {
 		have.Device.State = state.DeviceAbsent
 	}
@@ -130,7 +130,7 @@ func (f *fakeNode) Observe(_ context.Context, want *state.Volume) (state.Actual,
 		have.Stage = f.at(want.Stage.Path)
 	}
 	for path := range want.Targets {
-		have.Targets[path] = f.at(path)
+		have.Targets.Set(path, f.at(path))
 	}
 	return have, f.blind
 }

@@ -206,8 +206,10 @@ func lookAt(t *testing.T, n node) state.Actual {
 	have, err := r.observeAlone(klog.NewContext(t.Context(), klog.Logger{}), want)
 	require.NoError(t, err)
 	have.Stage.Mounts = append([]state.Mount(nil), have.Stage.Mounts...)
-	return state.Actual{Device: have.Device, View: have.View, Contents: have.Contents, Stage: have.Stage,
-		Targets: map[string]state.Mountpoint{"1": have.Targets[n.path(1)], "2": have.Targets[n.path(2)]}}
+	var targets state.Mountpoints
+	targets.Set("1", have.Targets.At(n.path(1)))
+	targets.Set("2", have.Targets.At(n.path(2)))
+	return state.Actual{Device: have.Device, View: have.View, Contents: have.Contents, Stage: have.Stage, Targets: targets}
 }
 
 // portrait is what matters of a look, without numbers and paths.
@@ -223,7 +225,7 @@ func portrait(have state.Actual) string {
 		fmt.Fprintf(&b, " ro %t held %t", v.ReadOnly, v.Held)
 	}
 	fmt.Fprintf(&b, "\ncontents %s %q growable %t check %t unread %t\n", c.Kind, c.FSType, c.Growable, c.NeedsCheck, c.Err != nil)
-	for i, m := range []state.Mountpoint{have.Stage, have.Targets["1"], have.Targets["2"]} {
+	for i, m := range []state.Mountpoint{have.Stage, have.Targets.At("1"), have.Targets.At("2")} {
 		fmt.Fprintf(&b, "at %d: %s, empty %t, unseen %t\n", i, m.File, m.Empty, m.Err != nil)
 		for _, mount := range m.Mounts {
 			which := "something else"

@@ -75,7 +75,7 @@ func (e *earlier) mountpoint(path string) (m state.Mountpoint, ok bool) {
 	case path == e.want.Stage.Path:
 		m = e.have.Stage
 	default:
-		m = e.have.Targets[path]
+		m = e.have.Targets.At(path)
 	}
 	return m, m.Err == nil && m.File != state.UnknownFile
 }
@@ -173,10 +173,10 @@ func contentsOfMount(last, have *state.Actual) (c state.Contents, ok bool) {
 	return c, same && c.Err == nil && c.Kind == state.ContentsFilesystem && !c.NeedsCheck && !c.Growable
 }
 
-func (r *Reconciler) lookAtTargets(ctx context.Context, want *state.Volume, before *earlier) map[string]state.Mountpoint {
-	targets := make(map[string]state.Mountpoint, len(want.Targets))
-	for path := range want.Targets {
-		targets[path] = r.lookUnless(ctx, path, before)
+func (r *Reconciler) lookAtTargets(ctx context.Context, want *state.Volume, before *earlier) state.Mountpoints {
+	targets := make(state.Mountpoints, 0, len(want.Targets))
+	for _, path := range want.TargetPaths() {
+		targets.Set(path, r.lookUnless(ctx, path, before))
 	}
 	return targets
 }

@@ -81,11 +81,14 @@ func TestNothingUncertainIsTakenOver(t *testing.T) {
 	mount := state.Mount{Device: state.DeviceNumber{Major: 7, Minor: 1}, Root: "/"}
 	attached := state.Device{State: state.DeviceAttached, Number: mount.Device}
 	v := &state.Volume{ID: "v", Stage: &state.Stage{Intent: state.Intent{Begun: true}, Path: "/s", Capability: state.Capability{Access: state.MountAccess}}}
+	var targets state.Mountpoints
+	targets.Set("/t", state.Mountpoint{File: state.NoFile})
+	targets.Set("/u", state.Mountpoint{Err: errUnseen})
 	seen := func(step Step) *earlier {
 		return &earlier{want: v, step: step, at: time.Now(), have: &state.Actual{
 			Device: attached, View: state.Device{State: state.DeviceAbsent}, Contents: state.Contents{Kind: state.ContentsBlank},
 			Stage:   state.Mountpoint{File: state.Directory, Mounts: []state.Mount{mount}},
-			Targets: map[string]state.Mountpoint{"/t": {File: state.NoFile}, "/u": {Err: errUnseen}},
+			Targets: targets,
 		}}
 	}
 	bind := seen(Step{Action: Bind, Part: state.TargetPart("/t")})

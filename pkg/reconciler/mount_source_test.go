@@ -94,7 +94,7 @@ func TestMountSource(t *testing.T) {
 	}
 	l.ok(l.publish(target, func(t *state.Target) { t.Capability.Flags = []string{"noexec"} }))
 	have := l.look()
-	m := have.Targets[l.n.path(1)].Mounts
+	m := have.Targets.At(l.n.path(1)).Mounts
 	if len(m) != 1 || m[0].FSType != "tmpfs" || m[0].Source != "memory:v" || m[0].Attributes&state.NoExec == 0 {
 		t.Fatalf("mounted is %+v", m)
 	}

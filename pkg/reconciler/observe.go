@@ -100,7 +100,7 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 // anyCorrupt reports whether a mount is seen that does not work any more.
 func anyCorrupt(have *state.Actual) bool {
 	corrupt := func(m state.Mount) bool { return m.Corrupt }
-	for _, m := range have.Targets {
+	for _, m := range have.Targets.All() {
 		if slices.ContainsFunc(m.Mounts, corrupt) {
 			return true
 		}
@@ -121,7 +121,7 @@ func isMounted(have *state.Actual, device state.DeviceNumber) bool {
 	if isMountedAt(have.Stage, device) {
 		return true
 	}
-	for _, m := range have.Targets {
+	for _, m := range have.Targets.All() {
 		if isMountedAt(m, device) {
 			return true
 		}

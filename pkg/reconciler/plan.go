@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 
 	"github.com/csi-node/csi-node/pkg/report"
@@ -194,7 +193,7 @@ func newPlanner(want *state.Volume, have *state.Actual) planner {
 	own := func() *state.Actual { // what was observed must not change
 		if p.have == have {
 			copied := *have
-			copied.Targets = maps.Clone(have.Targets)
+			copied.Targets = slices.Clone(have.Targets)
 			p.have = &copied
 		}
 		return p.have
@@ -204,12 +203,9 @@ func newPlanner(want *state.Volume, have *state.Actual) planner {
 		own().Stage.Err = errUnseen
 	}
 	for path := range want.Targets {
-		if m := have.Targets[path]; unseen(m) {
+		if m := have.Targets.At(path); unseen(m) {
 			m.Err = errUnseen
-			if own().Targets == nil {
-				p.have.Targets = map[string]state.Mountpoint{}
-			}
-			p.have.Targets[path] = m
+			own().Targets.Set(path, m)
 		}
 	}
 	if c := have.Contents; c.Kind == state.ContentsUnread && c.Err == nil && needsContents(want, have) {
@@ -333,7 +329,7 @@ func (p *planner) maybeBound() []state.Part {
 func (p *planner) targets(such func(*state.Target, state.Mountpoint) bool) []state.Part {
 	var parts []state.Part
 	for _, path := range p.want.TargetPaths() {
-		if such(p.want.Targets[path], p.have.Targets[path]) {
+		if such(p.want.Targets[path], p.have.Targets.At(path)) {
 			parts = append(parts, state.TargetPart(path))
 		}
 	}

@@ -23,7 +23,7 @@ type planCause struct {
 func (c *planCase) causeOf(part state.Part, v reconciler.Verdict) *planCause {
 	defer func() { c.target, c.place = nil, state.Mountpoint{} }()
 	if part.Kind == state.TargetKind {
-		c.target, c.place = c.want.Targets[part.Path], c.have.Targets[part.Path]
+		c.target, c.place = c.want.Targets[part.Path], c.have.Targets.At(part.Path)
 	} else {
 		c.place = c.have.Stage
 	}

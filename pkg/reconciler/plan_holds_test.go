@@ -148,7 +148,7 @@ func (c *planCase) somewhere(such func(*state.Target, state.Mount) bool) bool {
 
 func (c *planCase) atSomeTarget(such func(*state.Target, state.Mount) bool) bool {
 	for path, t := range c.want.Targets {
-		for _, m := range c.have.Targets[path].Mounts {
+		for _, m := range c.have.Targets.At(path).Mounts {
 			if such(t, m) {
 				return true
 			}
@@ -163,7 +163,7 @@ func (c *planCase) someTargetBound() bool { return c.atSomeTarget(c.showsAt) }
 // reason other than that nothing can be mounted there.
 func (c *planCase) someTargetUnseen() bool {
 	for path := range c.want.Targets {
-		if unseen(c.have.Targets[path]) {
+		if unseen(c.have.Targets.At(path)) {
 			return true
 		}
 	}
@@ -221,7 +221,7 @@ func (c *planCase) broken() bool {
 	if len(c.have.Stage.Mounts) > 0 {
 		return c.corrupt(c.have.Stage)
 	}
-	for _, m := range c.have.Targets {
+	for _, m := range c.have.Targets.All() {
 		if c.corrupt(m) {
 			return true
 		}
@@ -242,7 +242,7 @@ func (c *planCase) brokenCause() bool {
 // brokenElsewhere reports whether a target that shows it, or may, is not broken too.
 func (c *planCase) brokenElsewhere() bool {
 	for path, t := range c.want.Targets {
-		m := c.have.Targets[path]
+		m := c.have.Targets.At(path)
 		bound := slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return c.showsAt(t, m) })
 		if unseen(m) || bound && !c.corrupt(m) {
 			return true
@@ -291,7 +291,7 @@ func (c *planCase) stageAsAsked() bool {
 
 // targetAsAsked reports whether a wanted target is exactly as asked.
 func (c *planCase) targetAsAsked(t *state.Target) bool {
-	m := c.have.Targets[t.Path]
+	m := c.have.Targets.At(t.Path)
 	if !c.stageWanted() || !c.stageAsAsked() || notSeen(m) || len(m.Mounts) == 0 || len(m.Mounts) > 1 && c.showsAt(t, m.Mounts[1]) {
 		return false
 	}
@@ -333,7 +333,7 @@ func (c *planCase) holds(part state.Part) bool {
 		}
 		return !c.contentsUnseen() && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
 	}
-	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+	t, m := c.want.Targets[part.Path], c.have.Targets.At(part.Path)
 	switch {
 	case !t.Gone:
 		return c.targetAsAsked(t)
@@ -362,7 +362,7 @@ func (c *planCase) stagedUnrecorded() bool {
 // may be, what targets of which no record is left were bound from, or something of which
 // nothing is known is mounted in its place.
 func (c *planCase) leftBehind(part state.Part) bool {
-	t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+	t, m := c.want.Targets[part.Path], c.have.Targets.At(part.Path)
 	if part == state.StagePart() {
 		m = c.have.Stage
 		if c.takenDown() && !c.mountedByOther() && c.mountedByUnknown() {

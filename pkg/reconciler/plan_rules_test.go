@@ -17,7 +17,7 @@ type planStepRule struct {
 
 var planStepRules = map[reconciler.Action]planStepRule{
 	reconciler.Unbind: {"unbind takes only the volume's own mount from a target that must not be so", func(c *planCase, part state.Part) string {
-		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+		t, m := c.want.Targets[part.Path], c.have.Targets.At(part.Path)
 		return firstOf(
 			t == nil, "no such target",
 			notSeen(m), "the path was not seen",
@@ -26,7 +26,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 			t != nil && !t.Gone && c.broken() && c.brokenCause(), "a pod loses what is broken and stays so")
 	}},
 	reconciler.RemoveTarget: {"remove-target takes only what is empty, unmounted and asked away by the CO", func(c *planCase, part state.Part) string {
-		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+		t, m := c.want.Targets[part.Path], c.have.Targets.At(part.Path)
 		return firstOf(
 			t == nil || !t.Gone, "the target is not to go",
 			t != nil && t.Withdrawn, "what a refused request found is not its to remove",
@@ -244,7 +244,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 				notSeen(m) || len(m.Mounts) == 0 || !wholeOf(m.Mounts[0], c.have.Device.Number), "the top mount is not the stage",
 				c.stageAsAsked(), "the stage is as asked")
 		}
-		t, m := c.want.Targets[part.Path], c.have.Targets[part.Path]
+		t, m := c.want.Targets[part.Path], c.have.Targets.At(part.Path)
 		return firstOf(
 			t == nil || t.Gone, "the target is not wanted",
 			notSeen(m) || len(m.Mounts) == 0 || !c.whole(m.Mounts[0]), "the top mount is not the volume's",
@@ -291,7 +291,7 @@ var planStepRules = map[reconciler.Action]planStepRule{
 
 // whyNotTarget says why nothing must be mounted at a target that is wanted.
 func (c *planCase) whyNotTarget(t *state.Target) string {
-	m := c.have.Targets[t.Path]
+	m := c.have.Targets.At(t.Path)
 	return firstOf(
 		!c.stageWanted() || !c.stageAsAsked(), "the stage is not as asked",
 		!freePath(m, fileFor(t)), "the target is not free",
@@ -400,7 +400,7 @@ var planStateRules = []struct {
 			m := c.have.Stage
 			intent := c.want.Intent(part)
 			if part.Kind == state.TargetKind {
-				m = c.have.Targets[part.Path]
+				m = c.have.Targets.At(part.Path)
 			}
 			record := c.sourced() && part == state.StagePart() && c.stageWanted() // nothing stands at its path
 			dark := unseen(m) && !record || c.unknown() && (part.Kind != state.TargetKind || !intent.Gone || len(m.Mounts) > 0)

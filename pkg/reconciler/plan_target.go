@@ -9,7 +9,7 @@ import (
 // unpublish plans the end of a publish. Only the volume's own mounts are
 // unmounted, and only what is empty is removed.
 func (p *planner) unpublish(t *state.Target) Verdict {
-	part, m := state.TargetPart(t.Path), p.have.Targets[t.Path]
+	part, m := state.TargetPart(t.Path), p.have.Targets.At(t.Path)
 	unfit := p.have.Unfit[part]
 	covered := slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return p.oursAt(t, m) })
 	switch {
@@ -45,13 +45,13 @@ func (p *planner) publish(t *state.Target) Verdict {
 	switch {
 	case s == nil || s.Gone:
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
-	case p.have.Targets[t.Path].Err != nil:
-		return unseen(p.have.Targets[t.Path].Err)
+	case p.have.Targets.At(t.Path).Err != nil:
+		return unseen(p.have.Targets.At(t.Path).Err)
 	case p.have.Unfit[state.TargetPart(t.Path)] != nil:
 		return unseen(p.have.Unfit[state.TargetPart(t.Path)])
 	case !p.checkAdopted(t).Settled:
 		return p.checkAdopted(t)
-	case p.remounting && p.corrupt(p.have.Targets[t.Path]):
+	case p.remounting && p.corrupt(p.have.Targets.At(t.Path)):
 		return p.do(Unbind, state.TargetPart(t.Path))
 	case !p.plan.Verdicts.Of(state.StagePart()).Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
@@ -59,7 +59,7 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return p.publishDevice(t)
 	}
 	flags, err := targetFlags(s, t)
-	m := p.have.Targets[t.Path]
+	m := p.have.Targets.At(t.Path)
 	switch {
 	case err != nil:
 		return stuck(state.ClassOf(err), "%v", err)
@@ -81,7 +81,7 @@ func (p *planner) publish(t *state.Target) Verdict {
 // writable device that of its view: a read-only bind of a device node does not
 // stop writes.
 func (p *planner) publishDevice(t *state.Target) Verdict {
-	part, m, d := state.TargetPart(t.Path), p.have.Targets[t.Path], p.have.Device
+	part, m, d := state.TargetPart(t.Path), p.have.Targets.At(t.Path), p.have.Device
 	if needsView(t, d) {
 		if d = p.have.View; d.State != state.DeviceAttached {
 			return p.do(AttachView, part)
@@ -124,7 +124,7 @@ func needsView(t *state.Target, d state.Device) bool {
 // bind plans a bind onto a target at which nothing is mounted. A repair does not make
 // a missing target again, because kubelet removes the directories of dead pods.
 func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
-	switch m := p.have.Targets[t.Path]; {
+	switch m := p.have.Targets.At(t.Path); {
 	case m.File == state.NoFile && t.Accepted && !t.CallerWaits:
 		return stuck(state.FailedPrecondition, "the target %s is not there any more; it is made again only when the volume is published there again", t.Path)
 	case m.InFile:
@@ -149,7 +149,7 @@ func (p *planner) isFilesystem(m state.Mount) bool {
 }
 
 func (p *planner) foreign(t *state.Target) Verdict {
-	return stuck(state.FailedPrecondition, "%s is mounted at %s: it is not this volume's; find out whose before you unmount it", describe(p.have.Targets[t.Path].Mounts[0]), t.Path)
+	return stuck(state.FailedPrecondition, "%s is mounted at %s: it is not this volume's; find out whose before you unmount it", describe(p.have.Targets.At(t.Path).Mounts[0]), t.Path)
 }
 
 // dropIdleView detaches the view of a staged volume once no target shows it.
@@ -159,7 +159,7 @@ func (p *planner) dropIdleView() {
 		return
 	}
 	for path, t := range p.want.Targets {
-		shown := unknown(p.have.Targets[path]) || slices.ContainsFunc(p.have.Targets[path].Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
+		shown := unknown(p.have.Targets.At(path)) || slices.ContainsFunc(p.have.Targets.At(path).Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
 		if shown || !t.Gone && needsView(t, p.have.Device) {
 			return
 		}

@@ -118,9 +118,11 @@ func TestPlanReadOnlyDiskThatTakesCommands(t *testing.T) {
 			stage.Accepted = true
 			target := &state.Target{Path: "/k/pod", Capability: block, SeenDevice: state.SeenDevice{Device: tt.shown}}
 			target.Accepted = tt.shown != state.DeviceNumber{}
+			var seen state.Mountpoints
+			seen.Set(target.Path, state.Mountpoint{File: state.RegularFile, Empty: true})
 			plan := reconciler.MakePlan(&state.Volume{ID: "v", Stage: stage, Targets: map[string]*state.Target{target.Path: target}}, state.Actual{
 				Device: d, View: state.Device{State: state.DeviceAbsent}, Stage: state.Mountpoint{File: state.Directory, Empty: true},
-				Targets: map[string]state.Mountpoint{target.Path: {File: state.RegularFile, Empty: true}},
+				Targets: seen,
 			})
 			if !slices.Contains(plan.Steps, reconciler.Step{Action: tt.step, Part: state.TargetPart(target.Path)}) {
 				t.Errorf("steps %v, %+v", plan.Steps, plan.Verdicts)
@@ -160,11 +162,12 @@ func BenchmarkMakePlanOfManyTargets(b *testing.B) {
 	}
 	for _, count := range []int{1, 100, 1000} {
 		c := w.look()
-		one, at := c.want.Targets[planPaths[0]], c.have.Targets[planPaths[0]]
+		one, at := c.want.Targets[planPaths[0]], c.have.Targets.At(planPaths[0])
 		for i := range count - 1 {
 			more := *one
 			more.Path = fmt.Sprintf("%s/%d", planPaths[0], i)
-			c.want.Targets[more.Path], c.have.Targets[more.Path] = &more, at
+			c.want.Targets[more.Path] = &more
+			c.have.Targets.Set(more.Path, at)
 		}
 		parts := c.want.Parts()
 		b.Run(fmt.Sprint(count), func(b *testing.B) {

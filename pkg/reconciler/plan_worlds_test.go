@@ -239,7 +239,7 @@ var (
 
 // look returns what the planner is told of a world, and what it decides.
 func (w *planWorld) look() planCase {
-	c := planCase{want: &state.Volume{ID: "vol", Targets: map[string]*state.Target{}}, have: state.Actual{Targets: map[string]state.Mountpoint{}}}
+	c := planCase{want: &state.Volume{ID: "vol", Targets: map[string]*state.Target{}}}
 	if s := w.stage; s.want != wantNothing {
 		capability := planCapability(s.block, s.noDev)
 		if s.open {
@@ -268,7 +268,7 @@ func (w *planWorld) look() planCase {
 		}
 		if t.at.err != errUnlooked {
 			m := t.at.look()
-			c.have.Targets[path] = m
+			c.have.Targets.Set(path, m)
 			if t.inside && t.want == wantGone && m.Err == nil && len(m.Mounts) == 0 && m.File != state.NoFile {
 				c.have.Unfit = map[state.Part]error{state.TargetPart(path): errPlanInside}
 			}
@@ -417,7 +417,7 @@ func (w *planWorld) lookAtSource(c *planCase) {
 // mountedElsewhere reports whether a target of the volume shows its file system.
 func (c *planCase) mountedElsewhere() bool {
 	for path := range c.want.Targets {
-		for _, m := range c.have.Targets[path].Mounts {
+		for _, m := range c.have.Targets.At(path).Mounts {
 			if wholeOf(m, c.have.Device.Number) && !m.Node {
 				return true
 			}

@@ -24,7 +24,7 @@ func (r *Reconciler) unfit(want *state.Volume, have *state.Actual) map[state.Par
 		note(state.StagePart(), err)
 	}
 	for path, t := range want.Targets {
-		switch m := have.Targets[path]; {
+		switch m := have.Targets.At(path); {
 		case m.Err != nil:
 		case !t.Gone && !t.Accepted && !t.Begun:
 			note(state.TargetPart(path), r.inLostVolume(want, path, m))

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -184,8 +183,8 @@ func (v Volume) actualSentences() []string {
 	if s := v.Want.Stage; s != nil && s.Path != "" {
 		all = append(all, placeSentence(s.Path, have.Stage))
 	}
-	for _, path := range slices.Sorted(maps.Keys(have.Targets)) {
-		all = append(all, placeSentence(path, have.Targets[path]))
+	for path, m := range have.Targets.All() {
+		all = append(all, placeSentence(path, m))
 	}
 	return all
 }

@@ -2,8 +2,10 @@ package state
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -19,9 +21,9 @@ type Actual struct {
 	Source   *Source   // of a volume that is mounted without a device; nil for one with a device
 	View     Device    // a read-only device over Device, for read-only block targets
 	Contents Contents
-	Stage    Mountpoint            // at the staging path of the record
-	Next     Mountpoint            // at the path of the stage that takes the place of one that ends, if it is another path
-	Targets  map[string]Mountpoint // by target path of the record; one that is not there is unknown
+	Stage    Mountpoint  // at the staging path of the record
+	Next     Mountpoint  // at the path of the stage that takes the place of one that ends, if it is another path
+	Targets  Mountpoints // at the target paths of the record; one that is not there is unknown
 	// Elsewhere is a mount of the volume's file system at another path than the staging
 	// path, while it is not mounted there; nil if there is none, or nobody looked.
 	Elsewhere *Sighting
@@ -292,6 +294,48 @@ type Mountpoint struct {
 	Mounts []Mount  // stacked here, the top first; empty when the path is no mount point
 	Apart  bool     // nothing is mounted on the way to the path, as far as a look that finds no mount there can tell
 	Err    error    // why the path could not be looked at now; then nothing else is known
+}
+
+// Mountpoints is what is seen at some paths, sorted by path. For the few targets that most
+// volumes have, a map would need eight times the memory.
+type Mountpoints []pathSeen
+
+type pathSeen struct {
+	path string
+	seen Mountpoint
+}
+
+// find returns where a path is, or is to be.
+func (all Mountpoints) find(path string) (at int, found bool) {
+	return slices.BinarySearchFunc(all, path, func(one pathSeen, path string) int { return strings.Compare(one.path, path) })
+}
+
+// At returns what is seen at a path; the zero value, which is unknown, if nobody looked.
+func (all Mountpoints) At(path string) (m Mountpoint) {
+	if at, found := all.find(path); found {
+		m = all[at].seen
+	}
+	return m
+}
+
+// Set notes what is seen at a path. Copies of the slice change with it.
+func (all *Mountpoints) Set(path string, m Mountpoint) {
+	at, found := all.find(path)
+	if !found {
+		*all = slices.Insert(*all, at, pathSeen{path: path})
+	}
+	(*all)[at].seen = m
+}
+
+// All returns the paths with what is seen there, in order.
+func (all Mountpoints) All() iter.Seq2[string, Mountpoint] {
+	return func(yield func(string, Mountpoint) bool) {
+		for _, one := range all {
+			if !yield(one.path, one.seen) {
+				return
+			}
+		}
+	}
 }
 
 // Sighting is a mount at a path that no intent names.

@@ -1,6 +1,9 @@
 package state
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 func TestMountIs(t *testing.T) {
 	seven := DeviceNumber{Major: 7}
@@ -48,6 +51,26 @@ func TestDeviceStateNames(t *testing.T) {
 	for s, want := range map[DeviceState]string{DeviceUnknown: "unknown", DeviceForeign: "foreign", 99: "DeviceState(99)", -1: "DeviceState(-1)"} {
 		if got := s.String(); got != want {
 			t.Errorf("%d is %q, not %q", int(s), got, want)
+		}
+	}
+}
+
+func TestMountpoints(t *testing.T) {
+	var seen Mountpoints
+	for _, path := range []string{"/b", "/c", "/a"} {
+		seen.Set(path, Mountpoint{File: Directory})
+	}
+	seen.Set("/c", Mountpoint{File: NoFile})
+	var all []string
+	for path, m := range seen.All() {
+		all = append(all, path+": "+m.File.String())
+	}
+	if want := []string{"/a: a directory", "/b: a directory", "/c: nothing"}; !slices.Equal(all, want) {
+		t.Errorf("all are %q, not %q", all, want)
+	}
+	for path, want := range map[string]FileType{"/a": Directory, "/c": NoFile, "/d": UnknownFile, "": UnknownFile} {
+		if m := seen.At(path); m.File != want {
+			t.Errorf("at %q is %s, not %s", path, m.File, want)
 		}
 	}
 }

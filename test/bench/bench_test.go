@@ -5,7 +5,7 @@
 //
 // Begin with TestPerformance. The other drivers are in peer_test.go, what is called and
 // timed in load_test.go, for what the time is needed in profile_test.go (system calls) and
-// cpu_test.go, the crowded nodes in crowd_test.go, the report in report_test.go.
+// cpu_test.go and memory_test.go, the crowded nodes in crowd_test.go, the report in report_test.go.
 package bench
 
 import (
@@ -94,6 +94,7 @@ func TestPerformance(t *testing.T) {
 		{"for what the plugin needs the processor", profileProcessor},
 		{"nodes with much else on them", measureCrowds},
 		{"volumes held", measureHeld},
+		{"for what the plugin needs memory", profileMemory},
 	} {
 		t.Run(part.what, func(t *testing.T) {
 			progress("%s", part.what)

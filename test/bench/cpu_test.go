@@ -21,12 +21,15 @@ import (
 )
 
 // profiler is compiled into a plugin that is to be profiled: SIGUSR1 begins and SIGUSR2
-// ends a profile of its processor time. The file appears when it is whole.
+// ends a profile of its processor time. With BENCH_MEMORY each SIGUSR1 writes one of what
+// is live in its memory. The file appears when it is whole.
 const profiler = `package main
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/pprof"
 	"syscall"
 )
@@ -34,6 +37,12 @@ import (
 func init() {
 	path := os.Getenv("BENCH_PROFILE")
 	begin, end := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	if os.Getenv("BENCH_MEMORY") != "" {
+		runtime.MemProfileRate = 4096
+		signal.Notify(begin, syscall.SIGUSR1)
+		go profileMemory(path, begin)
+		return
+	}
 	signal.Notify(begin, syscall.SIGUSR1)
 	signal.Notify(end, syscall.SIGUSR2)
 	go func() {
@@ -52,14 +61,40 @@ func init() {
 		}
 	}()
 }
+
+func profileMemory(path string, asked <-chan os.Signal) {
+	for i := 0; ; i++ {
+		<-asked
+		runtime.GC()
+		var heap runtime.MemStats
+		runtime.ReadMemStats(&heap)
+		err := os.WriteFile(fmt.Sprint(path, i, ".holes"), []byte(fmt.Sprint(heap.HeapInuse-heap.HeapAlloc)), 0o600)
+		if err != nil {
+			panic(err)
+		}
+		f, err := os.Create(path + ".part")
+		if err == nil {
+			err = pprof.Lookup("heap").WriteTo(f, 0)
+		}
+		if err == nil {
+			err = os.Rename(path+".part", fmt.Sprint(path, i))
+		}
+		if err != nil {
+			panic(err)
+		}
+	}
+}
 `
 
-// purposes are for what the plugin needs the processor. A sample of the profile counts for
-// the first one of which a text is in the name of a function on its stack.
-var purposes = []struct {
+// purpose is for what the plugin needs something. A sample of a profile counts for the first
+// one of which a text is in the name of a function on its stack.
+type purpose struct {
 	name      string
 	functions []string
-}{
+}
+
+// purposes are for what the plugin needs the processor.
+var purposes = []purpose{
 	{"memory: to allocate and to collect it", []string{"runtime.mallocgc", "runtime.growslice", "runtime.gcBgMarkWorker", "runtime.gcAssist", "runtime.bgsweep", "runtime.bgscavenge"}},
 	{"the log", []string{"k8s.io/klog"}},
 	{"records: what is asked and begun, and seen to hold", []string{"pkg/state/store."}},
@@ -74,8 +109,8 @@ var purposes = []struct {
 
 const otherPurpose = "the scheduler of Go, and the rest"
 
-// purposeOf returns what a sample counts for.
-func purposeOf(s *profile.Sample) string {
+// purposeOf returns what a sample counts for: one of some purposes, or other.
+func purposeOf(s *profile.Sample, purposes []purpose, other string) string {
 	for _, p := range purposes {
 		for _, location := range s.Location {
 			for _, line := range location.Line {
@@ -85,7 +120,7 @@ func purposeOf(s *profile.Sample) string {
 			}
 		}
 	}
-	return otherPurpose
+	return other
 }
 
 // profileProcessor tells for what the plugin needs the processor in a cycle of a formatted
@@ -113,7 +148,7 @@ func profileProcessor(t *testing.T, r *report) {
 	r.purposes, r.purposesOf = map[string]time.Duration{}, callers
 	all := readProfile(t, samples).Sample
 	for _, s := range all {
-		r.purposes[purposeOf(s)] += time.Duration(s.Value[1]) / time.Duration(callers*each)
+		r.purposes[purposeOf(s, purposes, otherPurpose)] += time.Duration(s.Value[1]) / time.Duration(callers*each)
 	}
 	if len(all) > 1000 && len(r.purposes) <= len(purposes) {
 		t.Errorf("of all %d purposes only %v have a part: does the code have other names now?", len(purposes), r.purposes)
@@ -161,8 +196,13 @@ func (r *report) Purposes() string {
 		all += took
 	}
 	t := table{{"for", "ms a cycle", "%"}}
-	for _, name := range slices.SortedFunc(maps.Keys(r.purposes), func(a, b string) int { return cmp.Compare(r.purposes[b], r.purposes[a]) }) {
+	for _, name := range mostFirst(r.purposes) {
 		t = append(t, []string{name, ms(r.purposes[name]), fmt.Sprintf("%.0f", 100*float64(r.purposes[name])/float64(max(1, all)))})
 	}
 	return t.String()
+}
+
+// mostFirst returns names in the order of what they need.
+func mostFirst[N cmp.Ordered](needs map[string]N) []string {
+	return slices.SortedFunc(maps.Keys(needs), func(a, b string) int { return cmp.Compare(needs[b], needs[a]) })
 }

@@ -20,15 +20,18 @@ import (
 // report is all that was measured.
 type report struct {
 	scale
-	machine    string
-	calls      rounds
-	busy       busyRounds
-	programs   []programs
-	profiles   []kernelProfile
-	purposes   map[string]time.Duration // of the plugin's processor time in a cycle
-	purposesOf int                      // by so many callers
-	crowd      crowdRounds
-	heldCosts  []held
+	machine     string
+	calls       rounds
+	busy        busyRounds
+	programs    []programs
+	profiles    []kernelProfile
+	purposes    map[string]time.Duration // of the plugin's processor time in a cycle
+	purposesOf  int                      // by so many callers
+	memory      map[string]int64         // bytes that are live for volumes held, by purpose
+	memoryOf    int                      // with so many of them
+	memoryHoles int64                    // bytes between them
+	crowd       crowdRounds
+	heldCosts   []held
 }
 
 // rounds are the times of calls, by driver; a round each.
@@ -364,7 +367,15 @@ p50 of a call with so many other mounts, or other loop devices, over p50 without
 Each is staged and published. The calls are those for one more volume, by one caller; the floor holds none.
 
 {{.HeldCalls}}
-{{.Held}}`))
+{{.Held}}
+A profile of csi-node's memory with {{.MemoryOf}} held, after a collection:
+
+{{.Memory}}
+What is live lies among what was needed for a moment when it was made, and Go moves nothing: the holes are used again,
+and not given back. In the first minute of rest the plugin collects once, gives back what it can, and compares the
+attributes of all mounts once. After that it is woken by changes alone, and to look at the volumes again, at most two
+of them in a second.
+`))
 
 // Machine and Rounds are for the page.
 func (r *report) Machine() string { return r.machine }
