@@ -21,7 +21,7 @@ import (
 // takes, and tells ctx how far it is (state.Progress).
 //
 // FailedPrecondition: the device is not blank, or there is more than ProveLimit
-// to read. Unavailable: it cannot be read. A device that somebody else holds is an error
+// to read, and it was not cleared (Device.WasCleared). Unavailable: it cannot be read. A device that somebody else holds is an error
 // without a class.
 func (h *Host) Prove(ctx context.Context, facts state.Device) (err error) {
 	defer state.Wrap(&err, "prove %s blank", facts.Path)
@@ -36,14 +36,18 @@ func (h *Host) Prove(ctx context.Context, facts state.Device) (err error) {
 }
 
 func (h *Host) prove(ctx context.Context, d *device) error {
-	err := h.refuseUnlessBlank(ctx, d, ProveLimit)
+	limit := int64(ProveLimit)
+	if d.facts.WasCleared {
+		limit = math.MaxInt64
+	}
+	err := h.refuseUnlessBlank(ctx, d, limit)
 	if local, _ := d.openBacking(); local != nil {
 		return errors.Join(err, local.Close())
 	}
 	if err != nil {
 		return err
 	}
-	return h.refuseUnlessBlank(ctx, d, ProveLimit)
+	return h.refuseUnlessBlank(ctx, d, limit)
 }
 
 // Format makes a file system on a blank device. It proves blankness itself,
@@ -107,7 +111,7 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 		uuid = ""
 	}
 	if err := k.format(ctx, d, uuid, !d.facts.Noise || d.facts.Fresh); err != nil {
-		return noteClaimed(err)
+		return h.noteClaimed(d, err)
 	}
 	if err := d.flush(); err != nil {
 		return fmt.Errorf("flush after mkfs: %w", err)
@@ -128,13 +132,18 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 	return nil
 }
 
-// refusedClaim is what mkfs.ext4, or mkfs.xfs and mkfs.btrfs, say if somebody else has claimed
-// the device. None of them has written anything then.
-var refusedClaim = regexp.MustCompile(`is apparently in use by the system|open \S+: Device or resource busy`)
+// refusedClaim is what mkfs.ext4, which claims the device twice, or mkfs.xfs and mkfs.btrfs say
+// if somebody else has claimed it. None of them has written anything then.
+var refusedClaim = regexp.MustCompile(`is apparently in use by the system|Device or resource busy while setting up superblock|open \S+: Device or resource busy`)
 
-// noteClaimed makes EBUSY of the error of a mkfs that was refused its claim of the device.
-func noteClaimed(err error) error {
+// noteClaimed makes EBUSY of the error of a mkfs that was refused its claim of the device. If
+// anything is recognised there, it may be the mkfs that has left it: mkfs.btrfs opens the device
+// again later.
+func (h *Host) noteClaimed(d *device, err error) error {
 	if !refusedClaim.MatchString(err.Error()) {
+		return err
+	}
+	if _, sb, other := h.recognise(d); sb != nil || other != nil {
 		return err
 	}
 	return &state.Unwritten{Err: fmt.Errorf("%w (%w)", err, unix.EBUSY)}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/digest"
 	"github.com/csi-node/csi-node/test/machine"
 )
 
@@ -164,6 +165,51 @@ func TestFormatOfADeviceClaimedAfterTheProof(t *testing.T) {
 		unchanged(t, image, func() {
 			wantClass(t, h.Format(t.Context(), device, fsType, nil), state.FailedPrecondition, "data at byte 7340032")
 		})
+	}
+}
+
+// Each claim that a mkfs makes can be refused. Nothing is written then, and Format says so.
+func TestFormatThatIsRefusedAClaim(t *testing.T) {
+	h := newHost(t)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		real, err := exec.LookPath("mkfs." + fsType)
+		must0(t, err)
+		// opens are the openings of the device by the mkfs, of which one is refused.
+		format := func(refuse int) (opens []string, image string, err error) {
+			image = newImage(t, 400*mib)
+			device, log := attach(t, image), filepath.Join(t.TempDir(), "log")
+			how := ""
+			if refuse > 0 {
+				how = fmt.Sprintf("-e inject=openat:error=EBUSY:when=%d ", refuse)
+			}
+			script(t, "mkfs."+fsType, fmt.Sprintf("exec strace -qq -o %s -e trace=openat -P %s %s%s \"$@\"", log, device.Path, how, real))
+			err = h.Format(t.Context(), device, fsType, nil)
+			text, readErr := os.ReadFile(log)
+			must0(t, readErr)
+			return strings.Split(strings.TrimSpace(string(text)), "\n"), image, err
+		}
+		opens, _, err := format(0)
+		must0(t, err)
+		refused := 0
+		for i, call := range opens {
+			if !strings.Contains(call, "O_EXCL") {
+				continue
+			}
+			_, image, err := format(i + 1)
+			if err == nil {
+				continue // it is opened once more for writing
+			}
+			refused++
+			if !errors.Is(err, unix.EBUSY) || !errors.As(err, new(*state.Unwritten)) {
+				t.Errorf("%s: %v is not EBUSY, or mkfs counts as one that may have written", call, err)
+			}
+			if got, want := digest.Of(t, image), digest.Of(t, newImage(t, 400*mib)); got != want {
+				t.Errorf("%s: mkfs.%s has written", call, fsType)
+			}
+		}
+		if refused == 0 {
+			t.Errorf("mkfs.%s claims the device nowhere: %q", fsType, opens)
+		}
 	}
 }
 

@@ -355,6 +355,12 @@ func TestGuardBound(t *testing.T) {
 	marked := device
 	marked.Formatting = true
 	wantProbe(t, h, marked, state.ContentsUnproven, "")
+	cleared := device
+	cleared.WasCleared = true
+	wantProbe(t, h, cleared, state.ContentsUnproven, "")
+	write(t, image, 2*lookLimit, []byte("x"))
+	wantClass(t, h.Prove(t.Context(), cleared), state.FailedPrecondition, fmt.Sprintf("data at byte %d", 2*lookLimit))
+	command(t, "fallocate", "--punch-hole", "--offset", strconv.Itoa(2*lookLimit), "--length", "1MiB", image)
 	device.Fresh = true
 	wantProbe(t, h, device, state.ContentsBlank, "")
 	must0(t, h.Prove(t.Context(), device))

@@ -27,7 +27,7 @@ const parseAttempts = 5
 // A recognised device costs one read of 68 KiB. One without any known signature
 // is blank if all of it that may be data, up to 64 MiB, is read and is zero; with
 // more than that it is ContentsUnproven, and with more than ProveLimit
-// ContentsOther, for nobody would read it. Do not probe a device that somebody
+// ContentsOther, for nobody would read it, unless it was cleared. Do not probe a device that somebody
 // uses as a raw block volume.
 //
 // An error means that the device could not be looked at now (no such node,
@@ -68,7 +68,7 @@ func (h *Host) probe(ctx context.Context, d *device, mountpoint string) (state.C
 	switch {
 	case err != nil:
 		return state.Contents{}, err
-	case p.unread > ProveLimit && !d.facts.Formatting:
+	case p.unread > ProveLimit && !d.facts.Formatting && !d.facts.WasCleared:
 		return state.Contents{Kind: state.ContentsOther, Found: p.describeUnread()}, nil
 	case p.unread > 0:
 		return state.Contents{Kind: state.ContentsUnproven, Found: fmt.Sprintf("no known signature, and %.1f GiB that may be data, which are read before it is formatted", gib(p.unread))}, nil

@@ -65,7 +65,9 @@ func (r *Reconciler) Clear(ctx context.Context, id string, do bool) (c Clearance
 			logger.Error(err, "Clearing failed")
 			return err
 		}
-		after, err := r.readUnused(ctx, have.Device)
+		cleared := have.Device
+		cleared.WasCleared = true
+		after, err := r.readUnused(ctx, cleared)
 		switch {
 		case err != nil:
 			return fmt.Errorf("volume %s: reading it after it was cleared: %w", id, err)
@@ -105,7 +107,7 @@ func (r *Reconciler) readUnused(ctx context.Context, d state.Device) (state.Cont
 	if !filepath.IsAbs(path) {
 		return state.Contents{Kind: state.ContentsUnproven, Found: "what cannot be read while it is not attached"}, nil
 	}
-	return r.kernel.Filesystems.Probe(ctx, state.Device{Path: path, Size: d.Size, Capacity: d.Capacity}, "")
+	return r.kernel.Filesystems.Probe(ctx, state.Device{Path: path, Size: d.Size, Capacity: d.Capacity, WasCleared: d.WasCleared}, "")
 }
 
 func clearanceOf(id string, d state.Device, found state.Contents) Clearance {

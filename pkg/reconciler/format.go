@@ -3,6 +3,7 @@ package reconciler
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"k8s.io/klog/v2"
 
@@ -138,8 +139,11 @@ func (r *Reconciler) leaveData(ctx context.Context, _ Step, want *state.Volume, 
 // nothing there is of the format that failed: a disk that read as zeros for a while has
 // its data again later, and what bears the mark would be erased.
 func (r *Reconciler) abandonUnlessWritten(ctx context.Context, want *state.Volume, err error) error {
-	if errors.As(err, new(*state.Unwritten)) {
-		err = errors.Join(err, r.kernel.Devices.AbandonFormat(context.WithoutCancel(ctx), r.spec(want)))
+	if !errors.As(err, new(*state.Unwritten)) {
+		return err
+	}
+	if abandoned := r.kernel.Devices.AbandonFormat(context.WithoutCancel(ctx), r.spec(want)); abandoned != nil {
+		return fmt.Errorf("%v, and the mark stays that allows to erase it: %w", err, abandoned) // so nothing is tried again at once
 	}
 	return err
 }

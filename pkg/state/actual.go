@@ -165,6 +165,7 @@ type Device struct {
 	Raw        bool   // it was published as a raw block device for writing, and not cleared since
 	FormatUUID string // with Formatting: whatever the format leaves bears this UUID; empty: the mark allows to erase anything
 	Fresh      bool   // nobody has had it since it was made or cleared: every byte is zero; of a layer: it is stamped new
+	WasCleared bool   // it was cleared, and maybe had by others since: it is proved blank however much there is to read
 
 	// Noted: the facts are notes of the node about a device that others made, and which may
 	// read as zeros for a while. The mark is set right before the format then, once the device

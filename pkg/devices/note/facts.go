@@ -81,6 +81,8 @@ type fact struct {
 	Raw  bool   `json:"raw,omitempty"`
 	// Cleared is the device that was cleared, if this plugin has given it to nobody since.
 	Cleared *sighting `json:"cleared,omitempty"`
+	// WasCleared is what Cleared was before a format was begun that was given up.
+	WasCleared *sighting `json:"wasCleared,omitempty"`
 	// Seen is the device on which a format was begun; of one without identity, the device
 	// of which the note was written.
 	Seen *sighting `json:"seen,omitempty"`
@@ -112,6 +114,7 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	err = errors.Join(err, f.settleFailed(keyOf(v, *d)))
 	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, f.isAsCleared(n, *d)
 	d.Noted, d.Trial, d.MadeUUID = true, n.Trial, n.Made
+	d.WasCleared = d.Attached() && f.isStill(n.WasCleared, *d)
 	if n.Formatting {
 		d.FormatUUID = n.UUID
 	}
@@ -205,6 +208,7 @@ func (f *Facts) BeginFormat(ctx context.Context, v devices.Volume, d state.Devic
 			n.UUID, n.Trial = n.Trial, ""
 		}
 		now, err := f.sight(d)
+		n.WasCleared = cmp.Or(n.Cleared, n.WasCleared)
 		n.Formatting, n.Cleared, n.Seen = true, nil, &now
 		return err
 	})
@@ -236,13 +240,14 @@ func (f *Facts) EndFormat(ctx context.Context, v devices.Volume, d state.Device,
 		if n.Formatting && d.Identity == "" && filesystem.TakesUUID(fsType) {
 			n.Made = n.UUID
 		}
-		n.Formatting, n.UUID, n.Trial, n.Formatted = false, "", "", fsType
+		n.Formatting, n.UUID, n.Trial, n.Formatted, n.WasCleared = false, "", "", fsType, nil
 		return nil
 	})
 }
 
 // AbandonFormat clears the formatting mark of a device that was found. If the stamp of a
-// trial turns up on it, that is still known.
+// trial turns up on it, that is still known. One that was cleared before is not taken for blank
+// any more: it may have been claimed by somebody who writes to it.
 func (f *Facts) AbandonFormat(ctx context.Context, v devices.Volume, d state.Device) error {
 	if err := usable(v, d); err != nil {
 		return err
@@ -259,7 +264,7 @@ func (f *Facts) BeginRaw(ctx context.Context, v devices.Volume, d state.Device) 
 		return err
 	}
 	return f.edit(ctx, v, d, func(n *fact) error {
-		n.Raw, n.Cleared, n.Trial = true, nil, ""
+		n.Raw, n.Cleared, n.WasCleared, n.Trial = true, nil, nil, ""
 		return nil
 	})
 }

@@ -255,6 +255,46 @@ func TestClearedDevice(t *testing.T) {
 	}
 }
 
+// A device that was cleared, and claimed by somebody before it was formatted, is to be proved blank.
+func TestClearedDeviceWhoseFormatIsGivenUp(t *testing.T) {
+	d, file := newDevice(t)
+	require.NoError(t, os.Truncate(file, filesystem.ProveLimit+1<<20)) // a hole
+	machine.LosetupDetach(t, d.Path)
+	machine.Command(t, "losetup", d.Path, file)
+	info, err := blockdev.Look(d.Path)
+	require.NoError(t, err)
+	d.Size, d.Identity = info.Size, info.Identity()
+	v := devices.Volume{ID: "v", Backend: "b"}
+	absent := state.Device{State: state.DeviceAbsent, Backing: d.Path, Identity: d.Identity, Size: d.Size}
+	for name, c := range map[string]struct {
+		then func(*Facts) error
+		was  bool
+	}{
+		"looked at again": {func(f *Facts) error { return nil }, true},
+		"given up again": {func(f *Facts) error {
+			return errors.Join(f.BeginFormat(t.Context(), v, d), f.AbandonFormat(t.Context(), v, d))
+		}, true},
+		"cleared anew": {func(f *Facts) error { return f.Clear(t.Context(), v, absent, func() error { return nil }) }, false},
+		"used raw":     {func(f *Facts) error { return f.BeginRaw(t.Context(), v, d) }, false},
+		"another boot": {func(f *Facts) error { f.boot = "another"; return nil }, false},
+		"formatted at last": {func(f *Facts) error {
+			return errors.Join(f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4"))
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := open(t, t.TempDir())
+			require.NoError(t, errors.Join(f.Clear(t.Context(), v, absent, func() error { return nil }), f.BeginFormat(t.Context(), v, d), f.AbandonFormat(t.Context(), v, d)))
+			if now := f.told(v, d); now.Fresh || !now.WasCleared {
+				t.Errorf("given up: %+v", now)
+			}
+			require.NoError(t, c.then(f))
+			if now := f.told(v, d); now.WasCleared != c.was || now.Fresh != (name == "cleared anew") {
+				t.Errorf("%+v", now)
+			}
+		})
+	}
+}
+
 // A clearing that has failed erases the device later only if it may have written to it.
 func TestClearingThatWroteNothing(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
