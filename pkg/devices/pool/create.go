@@ -23,7 +23,7 @@ import (
 // volume already, that one is returned.
 //
 // AlreadyExists, with the volume that is there: it was created with other parameters, or
-// has grown since. ResourceExhausted: there is no room. OutOfRange: larger than a file can
+// has grown since. Aborted: its deletion was begun and has not ended. ResourceExhausted: there is no room. OutOfRange: larger than a file can
 // be. InvalidArgument: an invalid id, or facts that no volume can have.
 // A failed Create leaves nothing.
 func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
@@ -48,10 +48,8 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 	defer unlock()
 
 	switch have, err := p.Get(ctx, v.ID); {
-	case err == nil && sameRequest(have, v):
-		return have, p.settle(ctx, v.ID)
 	case err == nil:
-		return have, state.Errorf(state.AlreadyExists, "volume %s: it exists already, with %d bytes, %s, for name %q", v.ID, have.Bytes, have.Provisioning, have.Name)
+		return have, p.exists(ctx, have, v)
 	case state.ClassOf(err) != state.NotFound:
 		return Volume{}, err
 	}
@@ -60,6 +58,21 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 		return Volume{}, fmt.Errorf("volume %s: create: %w", v.ID, err)
 	}
 	return v, nil
+}
+
+// exists returns nil if a volume that exists is what is asked for, and AlreadyExists if it is not,
+// which may do as well. Either way it is durable then. Aborted: it is half deleted.
+func (p *Pool) exists(ctx context.Context, have, asked Volume) error {
+	if _, err := os.Stat(p.path(volumesDir, have.ID, dataFile)); errors.Is(err, os.ErrNotExist) {
+		return state.Errorf(state.Aborted, "volume %s: it exists already, and its data does not: its deletion was begun and has not ended. Delete it before it is created again", have.ID)
+	}
+	if err := p.settle(ctx, have.ID); err != nil {
+		return err
+	}
+	if !sameRequest(have, asked) {
+		return state.Errorf(state.AlreadyExists, "volume %s: it exists already, with %d bytes, %s, for name %q", have.ID, have.Bytes, have.Provisioning, have.Name)
+	}
+	return nil
 }
 
 // build makes the volume in tmp and moves it to its place. It sets v.Fresh.

@@ -189,6 +189,20 @@ func TestCreateOfOtherAttributesShowsTheExisting(t *testing.T) {
 	}
 }
 
+// A deletion that was cut short after the data is ended before the volume is made again.
+func TestCreateOfAHalfDeletedVolume(t *testing.T) {
+	p := open(t, newDir(t))
+	create(t, p, "v", mib, Thin)
+	ok(t, os.Remove(p.path(volumesDir, "v", dataFile)))
+	for _, bytes := range []int64{mib, 2 * mib} {
+		if _, err := p.Create(t.Context(), volume("v", bytes, Thin)); state.ClassOf(err) != state.Aborted || !strings.Contains(err.Error(), "Delete it before") {
+			t.Errorf("%d bytes: %v", bytes, err)
+		}
+	}
+	ok(t, p.Delete(t.Context(), "v"))
+	create(t, p, "v", mib, Thin)
+}
+
 func TestCreateRefuses(t *testing.T) {
 	p := open(t, newDir(t))
 	for name, test := range map[string]struct {

@@ -87,6 +87,25 @@ func TestWhatIsFoundDoneIsDurable(t *testing.T) {
 	}
 }
 
+// A volume that is not quite what is asked for may do, and is as durable then.
+func TestOtherVolumeThatExistsIsDurable(t *testing.T) {
+	dir, lost := newDir(t), errors.New("lost")
+	create(t, open(t, dir), "v", mib, Thin)
+	p, synced := open(t, dir), 0 // as if the process had been killed
+	p.durable.fail = func(string) error {
+		if synced++; synced == 1 {
+			return lost
+		}
+		return nil
+	}
+	if _, err := p.Create(t.Context(), volume("v", 2*mib, Thin)); !errors.Is(err, lost) {
+		t.Errorf("whether it is durable is not known after a start, and the call says: %v", err)
+	}
+	if _, err := p.Create(t.Context(), volume("v", 2*mib, Thin)); state.ClassOf(err) != state.AlreadyExists || synced < 2 {
+		t.Errorf("%v, after %d syncs", err, synced)
+	}
+}
+
 // A full pool says what to do, also where its file system finds first that it is full.
 func TestNoRoomSaysWhatToDo(t *testing.T) {
 	for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
