@@ -49,7 +49,9 @@ func newRunner(program string, limit time.Duration) runner {
 
 // config returns lvm's settings, as the value of --config. Only the group's own disks are
 // looked at: others may hang, or hold a group that is somebody else's. The settings
-// do without udev, and match DM_DISABLE_UDEV. Nothing is kept below /etc/lvm.
+// do without udev, and match DM_DISABLE_UDEV. Nothing is kept below /etc/lvm. What an
+// operator's lvm.conf there says of output changes none that is parsed: with another
+// separator, the tags of a volume would be one that nobody knows.
 func config(paths []string) string {
 	filter := make([]string, 0, len(paths)+1)
 	for _, path := range paths {
@@ -58,5 +60,7 @@ func config(paths []string) string {
 	filter = append(filter, `"r|.*|"`)
 	return `activation{udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0} ` +
 		`devices{obtain_device_list_from_udev=0 external_device_info_source="none" use_devicesfile=0 hints="none" global_filter=[` + strings.Join(filter, ",") + `]} ` +
-		`global{use_lvmlockd=0 use_lvmpolld=0} backup{backup=0 archive=0}`
+		`global{use_lvmlockd=0 use_lvmpolld=0 test=0} backup{backup=0 archive=0} ` +
+		`report{list_item_separator="," binary_values_as_numeric=0 compact_output=0 compact_output_cols="" prefixes=0} ` +
+		`log{verbose=0 prefix="  " report_command_log=0}`
 }

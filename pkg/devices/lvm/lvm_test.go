@@ -141,10 +141,11 @@ func TestParameters(t *testing.T) {
 	}
 }
 
-// lvm sees the disks of the group, and no other.
+// lvm sees the disks of the group, and no other, and an operator's lvm.conf does not change
+// its reports.
 func TestConfig(t *testing.T) {
 	text := config([]string{"/dev/sdb", "/dev/disk.1"})
-	for _, word := range []string{`global_filter=["a|^/dev/sdb$|","a|^/dev/disk\\.1$|","r|.*|"]`, "udev_sync=0", "obtain_device_list_from_udev=0"} {
+	for _, word := range []string{`global_filter=["a|^/dev/sdb$|","a|^/dev/disk\\.1$|","r|.*|"]`, "udev_sync=0", "obtain_device_list_from_udev=0", `list_item_separator=","`, "binary_values_as_numeric=0", "compact_output=0"} {
 		if !strings.Contains(text, word) {
 			t.Errorf("%s lacks %s", text, word)
 		}
