@@ -23,6 +23,15 @@ type groupState struct {
 	paths  []string // of its disks; nil: they have to be found
 	report *report  // nil: it has to be read
 	read   time.Time
+
+	// durable is the metadata that is known to last on all disks of the group.
+	durable metadata
+}
+
+// metadata is one state of a group's metadata.
+type metadata struct {
+	group    string // UUID
+	sequence int64
 }
 
 const (
@@ -98,7 +107,8 @@ func (b *Backend) change(ctx context.Context, group string, args ...string) erro
 	if _, err := b.command(ctx, group, args...); err != nil {
 		return noRoom(err)
 	}
-	if err := flush(m.paths); err != nil {
+	if err := b.flush(m.paths); err != nil {
+		b.dropReport(group)
 		return fmt.Errorf("volume group %s: make the change durable: %w", group, err)
 	}
 	return nil
@@ -217,8 +227,8 @@ func (b *Backend) reportOf(ctx context.Context, group string, age, limit time.Du
 	return found, nil
 }
 
-// refresh reads the report of a group, locks the group, and cleans up what an interrupted
-// change has left. The caller has the group's turn.
+// refresh reads the report of a group, locks the group, cleans up what an interrupted
+// change has left, and makes durable what it tells. The caller has the group's turn.
 func (b *Backend) refresh(ctx context.Context, group string) (*report, error) {
 	r, err := b.readReport(ctx, group)
 	if err != nil && !errors.Is(err, errGone) || err == nil && r.missing > 0 { // its disks may have changed
@@ -239,11 +249,41 @@ func (b *Backend) refresh(ctx context.Context, group string) (*report, error) {
 			return nil, err
 		}
 	}
+	if err := b.settle(ctx, group, r); err != nil {
+		b.dropReport(group)
+		return nil, err
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	g := b.groups[group]
 	g.report, g.read = r, time.Now()
 	return r, nil
+}
+
+// settle makes durable what a report tells, unless that is known to be: callers are
+// answered by it, and take what is done for done. The caller has the group's turn.
+func (b *Backend) settle(ctx context.Context, group string, r *report) error {
+	seen := metadata{r.uuid, r.sequence}
+	b.mu.Lock()
+	known := b.groups[group].durable == seen
+	b.mu.Unlock()
+	if known || b.observeOnly {
+		return nil
+	}
+	paths, err := b.members(ctx, group)
+	if err == nil {
+		err = b.flush(paths)
+	}
+	if err != nil {
+		b.forgetDisks(group) // they may have changed
+		return fmt.Errorf("volume group %s: make durable what was done before: %w", group, err)
+	}
+	if r.missing == 0 { // else the others are flushed when they are back
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.groups[group].durable = seen
+	}
+	return nil
 }
 
 func (b *Backend) readReport(ctx context.Context, group string) (*report, error) {

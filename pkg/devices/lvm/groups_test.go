@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -22,15 +21,31 @@ import (
 // reportOf is what lvm prints of the group vg0 with so many thick volumes of the driver d.
 func reportOf(t *testing.T, volumes int) []byte {
 	t.Helper()
-	var lvs, segs []string
+	var rows []row
 	for i := range volumes {
-		uuid := fmt.Sprintf("v%031d", i)
-		lvs = append(lvs, fmt.Sprintf(`{"lv_name":"pvc-%d", "lv_uuid":%q, "lv_size":"4194304", "lv_attr":"-wi-------", "lv_active":"", "lv_autoactivation":"", "lv_suspended":"", "lv_tags":"csi-node.driver=d,csi-node.name=pvc-%d", "lv_layout":"linear", "pool_lv":"", "data_percent":"", "metadata_percent":"", "copy_percent":"", "lv_health_status":""}`, i, uuid, i))
-		segs = append(segs, fmt.Sprintf(`{"lv_uuid":%q, "segtype":"linear", "stripes":"1", "stripe_size":"0"}`, uuid))
+		rows = append(rows, row{fmt.Sprintf("pvc-%d", i), fmt.Sprintf("v%031d", i), 1, fmt.Sprintf("csi-node.driver=d,csi-node.name=pvc-%d", i)})
 	}
-	text := fmt.Sprintf(`{"report": [{"vg": [{"vg_name":"vg0", "vg_uuid":%q, "vg_extent_size":"4194304", "vg_extent_count":"1000", "vg_free_count":"500", "vg_missing_pv_count":"0"}],
+	return reportWith(t, 7, rows)
+}
+
+// row is a thick volume in a report.
+type row struct {
+	name, uuid string
+	extents    int64
+	tags       string
+}
+
+// reportWith is what lvm prints of the group vg0 with those volumes.
+func reportWith(t *testing.T, sequence int, volumes []row) []byte {
+	t.Helper()
+	var lvs, segs []string
+	for _, v := range volumes {
+		lvs = append(lvs, fmt.Sprintf(`{"lv_name":%q, "lv_uuid":%q, "lv_size":"%d", "lv_attr":"-wi-------", "lv_active":"", "lv_autoactivation":"", "lv_suspended":"", "lv_tags":%q, "lv_layout":"linear", "pool_lv":"", "data_percent":"", "metadata_percent":"", "copy_percent":"", "lv_health_status":""}`, v.name, v.uuid, v.extents<<22, v.tags))
+		segs = append(segs, fmt.Sprintf(`{"lv_uuid":%q, "segtype":"linear", "stripes":"1", "stripe_size":"0"}`, v.uuid))
+	}
+	text := fmt.Sprintf(`{"report": [{"vg": [{"vg_name":"vg0", "vg_uuid":%q, "vg_seqno":"%d", "vg_extent_size":"4194304", "vg_extent_count":"1000", "vg_free_count":"500", "vg_missing_pv_count":"0"}],
 		"pv": [{"pv_name":"/dev/sdb", "pv_pe_count":"1000", "pv_pe_alloc_count":"500", "pv_allocatable":"allocatable", "pv_missing":""}],
-		"lv": [%s], "seg": [%s]}]}`, group, strings.Join(lvs, ","), strings.Join(segs, ","))
+		"lv": [%s], "seg": [%s]}]}`, group, sequence, strings.Join(lvs, ","), strings.Join(segs, ","))
 	if !json.Valid([]byte(text)) {
 		t.Fatal(text)
 	}
@@ -43,7 +58,7 @@ func newFake(t *testing.T, env devices.Environment, lockDir string, report []byt
 	b, err := New(strings.Join(append([]string{"vg0"}, groups...), ","), env)
 	require.NoError(t, err)
 	ran = &atomic.Int64{}
-	b.lockDir = lockDir
+	b.lockDir, b.flush = lockDir, func([]string) error { return nil }
 	b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
 		if ran.Add(1); args[0] != "fullreport" {
 			return nil, fmt.Errorf("nobody has asked for lvm %q", args)
@@ -115,11 +130,6 @@ func TestUnfinishedVolumeIsMadeAnew(t *testing.T) {
 		tagged := strings.Replace(made, "csi-node.name=pvc-0", "csi-node.name=pvc-0"+tag, 1)
 		cut := strings.Replace(tagged, `{"lv_name":"pvc-0"`, `{"lv_name":"pvc-0_rmeta_0"`+row+`}, {"lv_name":"pvc-0"`, 1)
 		b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
-		file := filepath.Join(t.TempDir(), "disk") // each change of the group is flushed
-		require.NoError(t, os.WriteFile(file, nil, 0o600))
-		b.disks = func(context.Context) ([]disk, error) {
-			return []disk{{path: file, label: label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
-		}
 		report, ran := cut, []string(nil)
 		b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
 			switch args[0] {
@@ -145,6 +155,12 @@ func TestUnfinishedVolumeIsMadeAnew(t *testing.T) {
 // A volume that names its group does not wait for another one that hangs; and what is
 // wrong with that is told with what is wrong with others.
 func TestHungGroupHoldsUpNoOther(t *testing.T) {
+	for _, hangs := range []string{"lvm", "flush"} {
+		t.Run(hangs, func(t *testing.T) { hungGroupHoldsUpNoOther(t, hangs == "flush") })
+	}
+}
+
+func hungGroupHoldsUpNoOther(t *testing.T, flush bool) {
 	report, lockDir, stateDir := reportOf(t, 1), t.TempDir(), t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: stateDir}, lockDir, report, "dead", "broken")
@@ -153,12 +169,18 @@ func TestHungGroupHoldsUpNoOther(t *testing.T) {
 		lvm := b.lvm
 		b.lvm = func(ctx context.Context, args ...string) ([]byte, error) {
 			switch {
-			case slices.Contains(args, "dead"):
+			case slices.Contains(args, "dead") && !flush:
 				<-answered
 			case slices.Contains(args, "broken"):
 				return nil, errors.New("it is broken")
 			}
 			return lvm(ctx, args...)
+		}
+		b.flush = func(paths []string) error {
+			if slices.Contains(paths, "/dev/dead") {
+				<-answered
+			}
+			return nil
 		}
 		b.disks = func(context.Context) (all []disk, _ error) {
 			for _, name := range b.names {
@@ -197,10 +219,8 @@ func TestIncompleteGroupIsNotChanged(t *testing.T) {
 		}
 		return []byte(left), nil
 	}
-	file := filepath.Join(t.TempDir(), "disk") // each change of the group is flushed
-	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	here := disk{path: file, label: label{uuid: "here", group: "vg0", groupUUID: group, members: []string{"here", "away"}}}
-	away := disk{path: file, label: label{uuid: "away", group: "vg0", groupUUID: group, members: []string{"here", "away"}}}
+	here := disk{path: "/dev/sdb", label: label{uuid: "here", group: "vg0", groupUUID: group, members: []string{"here", "away"}}}
+	away := disk{path: "/dev/sdc", label: label{uuid: "away", group: "vg0", groupUUID: group, members: []string{"here", "away"}}}
 	theirs := away
 	theirs.theirs = errors.New("it was a raw volume")
 	ctx, v := t.Context(), devices.Volume{ID: volumeID{group, "pvc-0"}.String()}
@@ -437,11 +457,6 @@ func TestInterruptedCreate(t *testing.T) {
 // are by then.
 func recorded(t *testing.T, b *Backend, report *string) (ran *[]string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "disk")
-	require.NoError(t, os.WriteFile(path, nil, 0o600))
-	b.disks = func(context.Context) ([]disk, error) {
-		return []disk{{path: path, label: label{uuid: "disk", group: "vg0", groupUUID: group, members: []string{"disk"}}}}, nil
-	}
 	ran = &[]string{}
 	b.lvm = func(_ context.Context, args ...string) ([]byte, error) {
 		if args[0] != "fullreport" {
@@ -490,17 +505,15 @@ func TestDeleteLooksAgain(t *testing.T) {
 
 // A mirror is not activated with one leg while the disk of the other one may only be late.
 func TestMirrorAwaitsItsLegs(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "disk")
-	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	b, _ := newFake(t, devices.Environment{DriverName: "d", StateDir: t.TempDir()}, t.TempDir(), nil)
 	report := strings.Replace(string(reportOf(t, 1)), `"segtype":"linear", "stripes":"1"`, `"segtype":"raid1", "stripes":"2"`, 1)
 	ran := recorded(t, b, &report)
 	leg := func(path, uuid string) disk {
 		return disk{path: path, label: label{uuid: uuid, group: "vg0", groupUUID: group, members: []string{"a", "b"}}}
 	}
-	late, there, gone := disk{path: "/dev/late", silent: true}, leg(path+"-b", "b"), disk{path: "/dev/other"}
+	late, there, gone := disk{path: "/dev/late", silent: true}, leg("/dev/sdc", "b"), disk{path: "/dev/other"}
 	second := &late
-	b.disks = func(context.Context) ([]disk, error) { return []disk{leg(path, "a"), *second}, nil }
+	b.disks = func(context.Context) ([]disk, error) { return []disk{leg("/dev/sdb", "a"), *second}, nil }
 	paths := func() []string {
 		b.mu.Lock()
 		defer b.mu.Unlock()

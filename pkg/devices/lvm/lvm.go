@@ -9,10 +9,14 @@
 //	else ──> the group's turn ──> lvm, limited to the group's own disks ──> fsync of the disks
 //
 // A volume at rest is observed without running a program. A group has one report, which
-// is read again after a change. Whatever runs lvm takes the group's turn; an lvm that hangs
-// is killed after a while, and until it is gone it holds up its own group alone. A group is
-// locked before it is used: a second plugin with the same driver name would take the
-// devices of the first for leftovers.
+// is read again after a change. It tells of nothing that a loss of power would undo: what
+// is seen for the first time, such as a change whose flush failed, or one of a process
+// that was killed, is flushed before it is told.
+//
+// Whatever runs lvm takes the group's turn; an lvm that hangs is killed after a while, and
+// until it is gone it holds up its own group alone. A group is locked before it is used: a
+// second plugin with the same driver name would take the devices of the first for
+// leftovers.
 //
 // A new thick volume shows the bytes of the earlier users of its extents. It has the tag
 // "unzeroed" from the moment at which it is made, and is not attached before it is zeroed.
@@ -72,6 +76,7 @@ type Backend struct {
 	wanted      func() []devices.Volume
 	lvm         runner
 	disks       finder
+	flush       func(paths []string) error // makes what is on disks durable
 	lockDir     string
 	used        note.Dir // of volumes that were attached here, by their UUID; empty: nothing is noted
 
@@ -89,7 +94,7 @@ var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
 // New returns the backend of the groups whose names are given with commas between them.
 func New(groups string, env devices.Environment) (*Backend, error) {
 	b := &Backend{
-		driver: env.DriverName, stateDir: env.StateDir, observeOnly: env.ObserveOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(env.Raw),
+		driver: env.DriverName, stateDir: env.StateDir, observeOnly: env.ObserveOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(env.Raw), flush: flush,
 		lockDir: lockDir, groups: map[string]*groupState{}, locks: map[string]*os.File{}, zeroing: map[string]bool{},
 	}
 	if env.LibDir != "" {

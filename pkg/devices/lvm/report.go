@@ -12,6 +12,7 @@ import (
 // report is what LVM tells of a group.
 type report struct {
 	name, uuid string // the UUID is without dashes
+	sequence   int64  // of the metadata that it tells of: each change has the next one
 	extent     int64  // bytes
 	extents    int64
 	free       int64 // extents
@@ -51,7 +52,7 @@ type thinPool struct {
 // reportArguments ask for a report. All values come as text.
 var reportArguments = []string{
 	"fullreport", "--reportformat", "json", "--units", "b", "--nosuffix",
-	"--configreport", "vg", "--options", "vg_name,vg_uuid,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count",
+	"--configreport", "vg", "--options", "vg_name,vg_uuid,vg_seqno,vg_extent_size,vg_extent_count,vg_free_count,vg_missing_pv_count",
 	"--configreport", "lv", "--options", "lv_name,lv_uuid,lv_size,lv_attr,lv_active,lv_autoactivation,lv_suspended,lv_tags,lv_layout,pool_lv,data_percent,metadata_percent,copy_percent,lv_health_status",
 	"--configreport", "pv", "--options", "pv_name,pv_pe_count,pv_pe_alloc_count,pv_allocatable,pv_missing",
 	"--configreport", "seg", "--options", "lv_uuid,segtype,stripes,stripe_size",
@@ -76,7 +77,7 @@ func parseReport(text []byte) (*report, error) {
 	}
 	p := parser{row: raw.Report[0].VG[0]}
 	r := &report{
-		name: p.text("vg_name"), uuid: bare(p.text("vg_uuid")), extent: p.number("vg_extent_size"), extents: p.number("vg_extent_count"),
+		name: p.text("vg_name"), uuid: bare(p.text("vg_uuid")), sequence: p.number("vg_seqno"), extent: p.number("vg_extent_size"), extents: p.number("vg_extent_count"),
 		free: p.number("vg_free_count"), missing: p.number("vg_missing_pv_count"), volumes: map[string]logical{}, pools: map[string]thinPool{},
 	}
 	for _, row := range raw.Report[0].LV {

@@ -19,7 +19,7 @@ const gib = 1 << 30
 const reportText = `{
   "report": [
     {
-      "vg": [{"vg_name":"vg0", "vg_uuid":"AAAAAA-BBBB-CCCC-DDDD-EEEE-FFFF-GGGGGG", "vg_extent_size":"4194304", "vg_extent_count":"1023", "vg_free_count":"500", "vg_missing_pv_count":"0"}],
+      "vg": [{"vg_name":"vg0", "vg_uuid":"AAAAAA-BBBB-CCCC-DDDD-EEEE-FFFF-GGGGGG", "vg_seqno":"7", "vg_extent_size":"4194304", "vg_extent_count":"1023", "vg_free_count":"500", "vg_missing_pv_count":"0"}],
       "lv": [
         {"lv_name":"thick", "lv_uuid":"aaaaaa-bbbb-cccc-dddd-eeee-ffff-gggggg", "lv_size":"8388608", "lv_attr":"-wi-------", "lv_active":"", "lv_autoactivation":"", "lv_suspended":"", "lv_tags":"csi-node.driver=d,csi-node.name=pvc-1,csi-node.unzeroed", "lv_layout":"linear", "pool_lv":"", "data_percent":"", "metadata_percent":"", "copy_percent":"", "lv_health_status":""},
         {"lv_name":"pool", "lv_uuid":"haaaaa-bbbb-cccc-dddd-eeee-ffff-gggggg", "lv_size":"1073741824", "lv_attr":"twi-aotz--", "lv_active":"active", "lv_autoactivation":"", "lv_suspended":"", "lv_tags":"", "lv_layout":"thin,pool", "pool_lv":"", "data_percent":"25.00", "metadata_percent":"10.94", "copy_percent":"", "lv_health_status":""},
