@@ -162,6 +162,21 @@ func TestSchema(t *testing.T) {
 		"pool: {reserve: 10GB}",
 		"pool: {reserve: 101%}",
 		`pool: {reserve: "1Gi, 5%"}`,
+		"pool: {reserve: '1Gi,2Gi'}", // one of each kind
+		"pool: {reserve: '5%,5%'}",
+		"pool: {reserve: '1Gi,0'}",
+		"pool: {reserve: 99E}", // the plugin counts in 64 bits
+		"pool: {reserve: 10000P}",
+		"pool: {reserve: '5%,9223372036854775808'}",
+		"pool: {reserve: 1e19}",
+		"pool: {reserve: null}", // that would switch off what the default protects
+		"inline: {enabled: null}",
+		"inline: {maxSize: null}",
+		"inline: {maxTotal: null}",
+		"driver: {heal: null}",
+		"driver: {logLevel: null}",
+		"csiDriver: {create: null}",
+		"tracing: {samplingRatePerMillion: null}",
 		"inline: {maxSize: 10g}",
 		"inline: {maxSize: 10737418240}", // Helm would write it as 1.073741824e+10
 		"pool: {dir: mnt/fast}",
@@ -219,6 +234,25 @@ func TestSchema(t *testing.T) {
 		} else if !strings.Contains(err.Error(), "schema") {
 			t.Errorf("%s is refused, and not by the schema: %v", values, err)
 		}
+	}
+}
+
+// TestLimits: the schema takes amounts as the plugin does.
+func TestLimits(t *testing.T) {
+	for _, limit := range []string{
+		"10Gi", "5%", "1Gi,5%", "5%,1Gi", "100%", "1.5Gi", "1500M", "1e9", "9e17", "8.25E", "7Ei", "10000Pi", "999P", "0.5E", "0,5%", "5%,0", "0%", "999999999999999999",
+	} {
+		text, err := tryHelm(t, usual, fmt.Sprintf("pool: {reserve: '%s'}", limit))
+		if err != nil || !strings.Contains(text, "--pool-reserve="+limit+"\n") {
+			t.Errorf("with the limit %s Helm says %v and makes\n%s", limit, err, text)
+		}
+	}
+}
+
+// TestProgramWithTheDefaults: a driver.program needs no values beside it, so the check knows the defaults of the limits.
+func TestProgramWithTheDefaults(t *testing.T) {
+	if _, err := tryHelm(t, usual, "driver: {program: /bin/acme}"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -407,10 +441,14 @@ func TestValuesThatDoNotFitTogether(t *testing.T) {
 		"{provisioner: {enabled: false}, storageClasses: [], extraStorageClasses: [{name: a}]}": "extraStorageClasses to []",
 		"provisioner: {enabled: false}":                                                         "set storageClasses and extraStorageClasses to []",
 		"{driver: {program: /bin/acme}, lvm: {groups: [vg0]}}":                                  "name the flags of this one in extraArgs",
+		"{driver: {program: /bin/acme}, pool: {reserve: 2Gi}}":                                  "name the flags of this one in extraArgs",
+		"{driver: {program: /bin/acme}, inline: {maxSize: 0}}":                                  "name the flags of this one in extraArgs",
+		"{driver: {program: /bin/acme}, inline: {maxTotal: 10%}}":                               "name the flags of this one in extraArgs",
 		"metrics: {port: 0, podMonitor: {enabled: true}}":                                       "podMonitor.enabled needs a metrics.port",
 		"metrics: {port: 9809}":                                                                 "must differ: they are [9809 9809 9807 9808]",
 		"resizer: {healthPort: 9807}":                                                           "must differ",
-		"pool: {dir: /usr/local/pool}":                                                          "needs its own /usr/local",
+		"pool: {dir: /usr/local/pool}":                                                          "pool.dir: the plugin's container needs its own /usr/local",
+		"driver: {libDir: /usr/x}":                                                              "driver.libDir: the plugin's container needs its own /usr/x",
 		"pool: {dir: /var/lib/kubelet/pool}":                                                    "needs its own /var/lib/kubelet",
 		"pool: {dir: /run/csi-node/pool}":                                                       "needs its own /run/csi-node",
 		"driver: {stateDir: /var/lib/csi-node}":                                                 "must differ: they are [/var/lib/kubelet /var/lib/csi-node /var/lib/csi-node]",

@@ -105,8 +105,9 @@ seLinuxOptions:
 {{- if and (include "csi-node.classes" . | fromJsonArray) (not .Values.provisioner.enabled) -}}
 {{- fail "without provisioner.enabled nothing makes the volumes of classes: set storageClasses and extraStorageClasses to []" -}}
 {{- end -}}
-{{- if and .Values.driver.program (or .Values.pool.dir .Values.pool.requireMount .Values.lvm.groups) -}}
-{{- fail "driver.program: the values of pool and lvm are for csi-node's own program; name the flags of this one in extraArgs" -}}
+{{- $limits := list .Values.pool.reserve .Values.inline.maxSize .Values.inline.maxTotal | join " " -}}
+{{- if and .Values.driver.program (or .Values.pool.dir .Values.pool.requireMount .Values.lvm.groups (ne $limits "1Gi,5% 10Gi 50%")) -}}
+{{- fail "driver.program: the values of pool and lvm, inline.maxSize and inline.maxTotal are for csi-node's own program; name the flags of this one in extraArgs" -}}
 {{- end -}}
 {{- if and .Values.metrics.podMonitor.enabled (not .Values.metrics.port) -}}
 {{- fail "metrics.podMonitor.enabled needs a metrics.port" -}}
@@ -126,6 +127,6 @@ seLinuxOptions:
 {{- end -}}
 {{- $parent := dir (include "csi-node.poolDir" .) -}}
 {{- if or (has $parent (initial $dirs)) (regexMatch "^/(usr|etc|bin|sbin|lib|lib64|dev|sys|proc|csi)(/|$)" $parent) -}}
-{{- fail (printf "pool.dir: the plugin's container needs its own %s" $parent) -}}
+{{- fail (printf "%s: the plugin's container needs its own %s" (ternary "pool.dir" "driver.libDir" (not (empty .Values.pool.dir))) $parent) -}}
 {{- end -}}
 {{- end -}}
