@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/pkg/driver"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -186,11 +187,21 @@ func TestWrongUse(t *testing.T) {
 		{[]string{"status", "--output", "xml"}, []string{"--output", "xml", "table, json, yaml or wide"}},
 		// The hostname stands in for the name of the node: the next error is about another flag.
 		{[]string{"--state-dir", "relative"}, []string{"--state-dir"}},
+		{[]string{"--kubelet-dir", "relative"}, []string{"--kubelet-dir"}},
+		{[]string{"--endpoint", "tcp://x"}, []string{"--endpoint"}},
+		{[]string{"--max-volumes-per-node", "-1"}, []string{"--max-volumes-per-node", "0 means the limit of the storage"}},
+		{[]string{"--tracing-endpoint", "foo"}, []string{"--tracing-endpoint"}},
+		{[]string{"csidriver", "--driver-name", "BAD"}, []string{"--driver-name"}},
+		{[]string{"volume", "list", "--endpoint", "foo"}, []string{`endpoint "foo"`}},
+		{[]string{"volume", "manifest", "--secret-ref", "x"}, []string{"--secret-ref"}},
 	} {
 		out, err := run(t, test.args...)
 		if err == nil || out != "" || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q prints %q; %v, not one line of error", test.args, out, err)
 			continue
+		}
+		if code := command.ExitCode(err); code != 2 {
+			t.Errorf("%q: the exit code is %d for %v", test.args, code, err)
 		}
 		for _, words := range test.words {
 			if !strings.Contains(err.Error(), words) {

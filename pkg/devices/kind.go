@@ -22,6 +22,7 @@ type Kind struct {
 	Flags func(*pflag.FlagSet)
 	// Open makes the backend. A backend that is an io.Closer is closed when the
 	// plugin ends. The error says what is wrong with the setup and what to do.
+	// InvalidArgument: a flag has a value that it can never have, which is wrong use.
 	Open func(ctx context.Context, env Environment) (Backend, error)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
+	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/note"
 	"github.com/csi-node/csi-node/pkg/loop"
@@ -46,7 +47,10 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly,
 			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Raw: raw, Loops: p.loops,
 		})
-		if err != nil {
+		switch {
+		case state.ClassOf(err) == state.InvalidArgument && !observeOnly: // else the flags are those of the last plugin
+			return command.WrongUse("%w", err)
+		case err != nil:
 			return err
 		}
 		p.backends = append(p.backends, backend{kind.Name, opened})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/pkg/devices"
 )
 
@@ -25,7 +26,7 @@ tracked, who sets the group of files.`,
 				return err
 			}
 			if err := checkName(name); err != nil {
-				return fmt.Errorf("--driver-name %w", err)
+				return command.WrongUse("--driver-name %w", err)
 			}
 			return printCSIDriver(cmd.OutOrStdout(), name, properties)
 		},

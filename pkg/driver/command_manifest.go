@@ -80,7 +80,7 @@ func (a *additions) name(secret string) error {
 	}
 	namespace, name, both := strings.Cut(secret, "/")
 	if !both || !domainName.MatchString(namespace) || !domainName.MatchString(name) {
-		return fmt.Errorf("--secret-ref %q is not NAMESPACE/NAME of a Secret", secret)
+		return command.WrongUse("--secret-ref %q is not NAMESPACE/NAME of a Secret", secret)
 	}
 	a.secret = &secretReference{name, namespace}
 	return nil

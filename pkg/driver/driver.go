@@ -24,11 +24,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -37,6 +39,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/pkg/controllerserver"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
@@ -95,7 +98,7 @@ func (c Config) validate() error {
 	case c.NodeID == "" || len(c.NodeID) > 256:
 		return fmt.Errorf("--node-id %q: must have 1 to 256 bytes", c.NodeID)
 	case c.MaxVolumes < 0:
-		return fmt.Errorf("--max-volumes-per-node %d: must not be negative; 0 means no limit", c.MaxVolumes)
+		return fmt.Errorf("--max-volumes-per-node %d: must not be negative; 0 means the limit of the storage", c.MaxVolumes)
 	}
 	if c.TracingEndpoint != "" {
 		if err := tracing.CheckEndpoint(c.TracingEndpoint); err != nil {
@@ -163,7 +166,7 @@ func Run(ctx context.Context, cfg Config, o Options) (err error) {
 		return err
 	}
 	if err := cfg.validate(); err != nil {
-		return err
+		return command.WrongUse("%w", err)
 	}
 	p := &plugin{Config: cfg, options: o, properties: properties, metrics: newMetrics(o.version())}
 	if p.tracing, err = startTracing(ctx, cfg, o.version()); err != nil {
@@ -200,6 +203,9 @@ func (p *plugin) register() error {
 // open creates the parts. Those that a wrong setup makes fail come first.
 func (p *plugin) open(ctx context.Context) (err error) {
 	if p.mounts, err = mounts.New(p.KubeletDir); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: make it, or set --kubelet-dir to kubelet's --root-dir", err)
+		}
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
 	}
 	if err := p.mounts.Sweep(); err != nil {
@@ -213,6 +219,9 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	}
 	if err := os.MkdirAll(p.StateDir, 0o750); err != nil {
 		return fmt.Errorf("--state-dir %s: %w", p.StateDir, err)
+	}
+	if err := directoryOrNone(p.LibDir); err != nil {
+		return fmt.Errorf("--lib-dir %s: %w", p.LibDir, err)
 	}
 	bootID, err := boot.ID()
 	if err != nil {
@@ -230,6 +239,22 @@ func (p *plugin) open(ctx context.Context) (err error) {
 		return errors.Join(fmt.Errorf("--state-dir %s: %w", p.StateDir, err), p.release())
 	}
 	return nil
+}
+
+// directoryOrNone returns an error for a path that neither is a directory nor can be made one:
+// it, or what it is below, is something else. Other errors are left to those who use the path.
+func directoryOrNone(path string) error {
+	for {
+		info, err := os.Stat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR):
+			path = filepath.Dir(path)
+		case err != nil || info.IsDir():
+			return nil
+		default:
+			return fmt.Errorf("%s is not a directory: name one, or a path where one can be made", path)
+		}
+	}
 }
 
 // release closes the backends and the store, so that another process can open them.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -142,12 +143,17 @@ func TestRunWithAWrongSetup(t *testing.T) {
 	for title, test := range map[string]struct {
 		change func(*Config)
 		words  string
+		code   int
 	}{
-		"no kubelet directory": {func(c *Config) { c.KubeletDir += ".none" }, "--kubelet-dir"},
-		"a file for a state":   {func(c *Config) { c.StateDir = c.KubeletDir + "/f"; write(t, c.StateDir) }, "--state-dir"},
-		"not a pool":           {func(c *Config) { c.BackendFlags["pool-dir"] = c.KubeletDir; write(t, c.KubeletDir+"/f") }, "--pool-dir"},
-		"no such flag":         {func(c *Config) { c.BackendFlags["pond-dir"] = "/pond" }, "--pond-dir"},
-		"no socket directory":  {func(c *Config) { c.Endpoint = "unix:///no/such/csi.sock" }, "--endpoint"},
+		"no kubelet directory": {func(c *Config) { c.KubeletDir += ".none" }, "none: no such file or directory: make it, or set --kubelet-dir", 1},
+		"a file for a state":   {func(c *Config) { c.StateDir = c.KubeletDir + "/f"; write(t, c.StateDir) }, "--state-dir", 1},
+		"a file for a lib":     {func(c *Config) { c.LibDir = c.KubeletDir + "/f"; write(t, c.LibDir) }, "--lib-dir", 1},
+		"a lib below a file":   {func(c *Config) { c.LibDir = c.KubeletDir + "/f/a/b"; write(t, c.KubeletDir+"/f") }, "/f is not a directory", 1},
+		"not a pool":           {func(c *Config) { c.BackendFlags["pool-dir"] = c.KubeletDir; write(t, c.KubeletDir+"/f") }, "--pool-dir", 1},
+		"no amount":            {func(c *Config) { c.BackendFlags["pool-reserve"] = "200%" }, "--pool-reserve", 2},
+		"a relative directory": {func(c *Config) { c.LibDir = "lib" }, "--lib-dir", 2},
+		"no such flag":         {func(c *Config) { c.BackendFlags["pond-dir"] = "/pond" }, "--pond-dir", 1},
+		"no socket directory":  {func(c *Config) { c.Endpoint = "unix:///no/such/csi.sock" }, "--endpoint", 1},
 	} {
 		t.Run(title, func(t *testing.T) {
 			c := testConfig(t)
@@ -156,7 +162,29 @@ func TestRunWithAWrongSetup(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), test.words) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("the error is %v; it should be one line with %q", err, test.words)
 			}
+			if code := command.ExitCode(err); code != test.code {
+				t.Errorf("the exit code is %d, not %d, for %v", code, test.code, err)
+			}
 		})
+	}
+}
+
+// TestDirectoryOrNone: the directory of notes is made when the first is written, not before.
+func TestDirectoryOrNone(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/file")
+	require.NoError(t, os.Symlink(dir, dir+"/link"))
+	require.NoError(t, os.Symlink(dir+"/file", dir+"/wrong"))
+	for path, good := range map[string]bool{
+		dir: true, dir + "/": true, "/": true, dir + "/none": true, dir + "/none/below": true, dir + "/link": true, dir + "/link/none": true,
+		dir + "/file": false, dir + "/file/below": false, dir + "/wrong": false, "/dev/null": false,
+	} {
+		if err := directoryOrNone(path); (err == nil) != good {
+			t.Errorf("%s: %v", path, err)
+		}
+		if _, err := os.Lstat(dir + "/none"); err == nil {
+			t.Errorf("%s was made", path)
+		}
 	}
 }
 

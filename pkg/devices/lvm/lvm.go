@@ -32,7 +32,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -102,7 +101,7 @@ func New(groups string, env devices.Environment) (*Backend, error) {
 	}
 	for _, name := range strings.FieldsFunc(groups, func(r rune) bool { return r == ',' || r == ' ' }) {
 		if !fitGroup.MatchString(name) || b.groups[name] != nil {
-			return nil, fmt.Errorf("--lvm-groups %q: must be names of volume groups, each once, with commas between them", groups)
+			return nil, state.Errorf(state.InvalidArgument, "--lvm-groups %q: must be names of volume groups, each once, with commas between them", groups)
 		}
 		b.names = append(b.names, name)
 		b.groups[name] = &groupState{}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Name is the name of this backend in volume contexts, records and ids.
@@ -51,7 +52,7 @@ func (o *options) limits() (l limits, err error) {
 		{"--pool-reserve", o.reserve, &l.Reserve}, {"--inline-max-size", o.inlineSize, &l.InlineSize}, {"--inline-max-total", o.inlineTotal, &l.InlineTotal},
 	} {
 		if *f.to, err = parseAmount(f.text); err != nil {
-			return l, fmt.Errorf("%s %q: %w", f.name, f.text, err)
+			return l, state.Errorf(state.InvalidArgument, "%s %q: %w", f.name, f.text, err)
 		}
 	}
 	return l, nil
@@ -74,7 +75,7 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 		return nil, err
 	}
 	if !filepath.IsAbs(o.dir) {
-		return nil, fmt.Errorf("--pool-dir %q: must be an absolute path", o.dir)
+		return nil, state.Errorf(state.InvalidArgument, "--pool-dir %q: must be an absolute path", o.dir)
 	}
 	if env.ObserveOnly {
 		p, err := openReadOnly(o.dir)

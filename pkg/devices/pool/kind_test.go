@@ -54,7 +54,7 @@ func openKind(t *testing.T, env devices.Environment, flags ...string) (*pool.Bac
 func TestKindRefusesFlags(t *testing.T) {
 	for flag, value := range map[string]string{"--pool-dir": "pool", "--pool-reserve": "much", "--inline-max-size": "-1", "--inline-max-total": "101%"} {
 		_, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir="+t.TempDir(), flag+"="+value)
-		wantError(t, err, state.Unavailable, flag, value)
+		wantError(t, err, state.InvalidArgument, flag, value)
 	}
 	_, err := openKind(t, devices.Environment{StateDir: t.TempDir()}, "--pool-dir=/dev/null/pool")
 	wantError(t, err, state.Unavailable, "--pool-dir /dev/null/pool")
