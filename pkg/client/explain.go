@@ -14,7 +14,7 @@ var advice = map[codes.Code]string{
 	codes.Aborted:            "another request for the volume is under way; repeat the command when that is done",
 	codes.Unavailable:        "the plugin cannot do it now: put right what it names, if anything, and repeat the command",
 	codes.ResourceExhausted:  "make room, then repeat the command",
-	codes.InvalidArgument:    "ask for something else; `volume capabilities` shows what the driver offers",
+	codes.InvalidArgument:    "ask for something else",
 	codes.NotFound:           "check the volume's id and the path",
 	codes.AlreadyExists:      "it exists and differs from what is asked for; ask for the same, or remove it first",
 	codes.FailedPrecondition: "put that right, then repeat the command",

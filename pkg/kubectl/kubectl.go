@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -94,7 +95,7 @@ func (c *cluster) kubectlTo(ctx context.Context, out io.Writer, args ...string) 
 	cmd.Stdout, cmd.Stderr = out, &said
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
-	switch text := strings.Join(strings.Fields(said.String()), " "); {
+	switch text := strings.Join(strings.Fields(withoutLog(said.String())), " "); {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
@@ -104,6 +105,17 @@ func (c *cluster) kubectlTo(ctx context.Context, out io.Writer, args ...string) 
 	default:
 		return fmt.Errorf("kubectl %s: %s", args[0], cmp.Or(text, err.Error()))
 	}
+}
+
+// logged matches the lines that kubectl logs, such as `E1129 17:45:18.443348 10596 memcache.go:265] …`.
+var logged = regexp.MustCompile(`(?m)^[EWI]\d{4} .*\n?`)
+
+// withoutLog returns what kubectl says beside its log; if that is all, the log.
+func withoutLog(said string) string {
+	if rest := logged.ReplaceAllString(said, ""); strings.TrimSpace(rest) != "" {
+		return rest
+	}
+	return said
 }
 
 // get reads an object of the cluster, or a list.

@@ -502,3 +502,18 @@ func TestInlineHandle(t *testing.T) {
 		t.Errorf("the id is %s, not %s", got, want)
 	}
 }
+
+func TestWithoutLog(t *testing.T) {
+	const log = "E1129 17:45:18.443348   10596 memcache.go:265] \"Unhandled Error\"\n"
+	for said, want := range map[string]string{
+		log + log + "The connection to the server was refused\n": "The connection to the server was refused\n",
+		"first\n" + log + "last":                                 "first\nlast",
+		log:                                                      log,
+		"":                                                       "",
+		"E1129 alone, and Error from server: W1129 is no node": "E1129 alone, and Error from server: W1129 is no node",
+	} {
+		if got := withoutLog(said); got != want {
+			t.Errorf("of %q is left %q, not %q", said, got, want)
+		}
+	}
+}

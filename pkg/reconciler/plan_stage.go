@@ -148,7 +148,7 @@ func (p *planner) device(s *state.Stage) Verdict {
 }
 
 // noSuchVolume is what is wrong with a volume that its backend does not have.
-const noSuchVolume = "no such volume on this node, or its data is gone: `csi-node volume list` shows those that are here; name one of them in the PersistentVolume (volumeHandle), or bring the data back"
+const noSuchVolume = "no such volume on this node, or its data is gone: name one that is here in the PersistentVolume (volumeHandle), or bring the data back; if the driver makes volumes, `csi-node volume list` shows those that are here"
 
 // source plans towards the attached device of the backend.
 func (p *planner) source(s *state.Stage) Verdict {

@@ -296,7 +296,11 @@ func (v Volume) obstacleSentences(p Part) []string {
 		all = append(all, sentence("%s waits for %s", p.Part, need))
 	}
 	if p.Losses > 0 {
-		all = append(all, sentence("%s was lost, not by the plugin's doing, %s, and %d times in a row", p.Part, ago(p.Lost, v.Made), p.Losses))
+		often := ""
+		if p.Losses > 1 {
+			often = ", and " + timesInARow(p.Losses)
+		}
+		all = append(all, sentence("%s was lost, not by the plugin's doing, %s%s", p.Part, ago(p.Lost, v.Made), often))
 	}
 	return all
 }

@@ -108,6 +108,15 @@ func TestRenderingsAgree(t *testing.T) {
 	}
 }
 
+func TestHowOftenItWasLost(t *testing.T) {
+	for losses, end := range map[int]string{1: " ago.", 3: " ago, and 3 times in a row."} {
+		v := Make(Facts{Want: staged(), Seen: true, Parts: map[state.Part]PartFacts{stage: {Losses: losses, Lost: now.Add(-time.Minute), Repair: RepairOff}}}, now)
+		if way := v.Explanation().InTheWay; len(way) == 0 || !strings.HasSuffix(way[len(way)-1], end) {
+			t.Errorf("%d losses are told as %q", losses, way)
+		}
+	}
+}
+
 func TestWhatComesNext(t *testing.T) {
 	facts := Facts{
 		Want: staged(&state.Target{Path: pod}), Seen: true,
