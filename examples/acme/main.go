@@ -24,7 +24,7 @@ import (
 func main() { driver.Main(options()) }
 
 func options() driver.Options {
-	return driver.Options{Name: "csi.acme.example", Version: "v1.0.0", Backends: []devices.Kind{arrayKind()}}
+	return driver.Options{Name: "csi.acme.example", Program: "acme", Version: "v1.0.0", Backends: []devices.Kind{arrayKind()}}
 }
 
 // arrayKind is the one sort of storage that the driver has.
