@@ -131,24 +131,6 @@ func TestRefusedClearingKeepsTheDisk(t *testing.T) {
 	mustBeFree(t, node)
 }
 
-// A disk that is too large to be proved blank is formatted once it was cleared.
-func TestLargeDiskIsCleared(t *testing.T) {
-	t.Parallel()
-	p, o := disks(t, harness.Options{})
-	p.Start(o)
-	node, _ := newDisk(t, 65<<30)
-	v := onDisk(p, t, "large", node, "ext4")
-	ctx := t.Context()
-	mustRefuse(t, v.Stage(ctx), codes.FailedPrecondition, node, "no more than 64.0 GiB are read")
-	must(t, v.Unstage(ctx))
-	if result := shell(t, p, "csi-node volume clear-device large --i-understand-this-destroys-data"); result.Code != 0 {
-		t.Fatalf("clear-device: %+v", result)
-	}
-	must(t, v.Stage(ctx))
-	must(t, v.Unstage(ctx))
-	mustBeFree(t, node)
-}
-
 // divided returns a disk with a partition of 32 MiB.
 func divided(t *testing.T) (disk, partition string) {
 	t.Helper()

@@ -473,7 +473,7 @@ func TestDetachIsStopped(t *testing.T) {
 	attach(t, b, v, true)
 	claim, _, err := blockdev.Open(node, os.O_RDONLY|unix.O_EXCL)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), claimTime/10)
+	ctx, cancel := context.WithTimeout(t.Context(), claimTime/2)
 	defer cancel()
 	wantError(t, b.Detach(ctx, v), state.DeadlineExceeded, "in use")
 	require.NoError(t, claim.Close())
