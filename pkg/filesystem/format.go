@@ -21,8 +21,8 @@ import (
 // takes, and tells ctx how far it is (state.Progress).
 //
 // FailedPrecondition: the device is not blank, or there is more than ProveLimit
-// to read, and it was not cleared (Device.WasCleared). Unavailable: it cannot be read. A device that somebody else holds is an error
-// without a class.
+// to read, and it was not cleared (Device.WasCleared). Unavailable: it cannot be read. A
+// device that somebody else holds is an error without a class.
 func (h *Host) Prove(ctx context.Context, facts state.Device) (err error) {
 	defer state.Wrap(&err, "prove %s blank", facts.Path)
 	if err := unstamp(ctx, facts); err != nil {

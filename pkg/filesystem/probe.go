@@ -27,8 +27,8 @@ const parseAttempts = 5
 // A recognised device costs one read of 68 KiB. One without any known signature
 // is blank if all of it that may be data, up to 64 MiB, is read and is zero; with
 // more than that it is ContentsUnproven, and with more than ProveLimit
-// ContentsOther, for nobody would read it, unless it was cleared. Do not probe a device that somebody
-// uses as a raw block volume.
+// ContentsOther, for nobody would read it, unless it was cleared. Do not probe a device
+// that somebody uses as a raw block volume.
 //
 // An error means that the device could not be looked at now (no such node,
 // ctx ended). A device that cannot be read is ContentsOther, and Unreadable. A read from a

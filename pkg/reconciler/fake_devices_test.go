@@ -168,13 +168,13 @@ func (d fakeDevices) BeginRaw(ctx context.Context, volume devices.Volume) error 
 }
 
 // AbandonFormat clears the mark of a volume whose facts are notes.
-func (d fakeDevices) AbandonFormat(_ context.Context, volume devices.Volume) error {
-	d.k.with(func() {
-		if v := d.k.volumes[volume.ID]; v != nil && v.noted {
+func (d fakeDevices) AbandonFormat(ctx context.Context, volume devices.Volume) error {
+	return d.onVolume(ctx, opAbandonFormat, volume.ID, func(v *fakeVolume, _ bool) error {
+		if v.noted {
 			v.formatting, v.uuid = false, ""
 		}
+		return nil
 	})
-	return nil
 }
 
 func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsType string) error {

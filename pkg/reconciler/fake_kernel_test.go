@@ -133,6 +133,7 @@ const (
 	opBeginRaw      op = "begin-raw"
 	opErase         op = "erase"
 	opEndFormat     op = "end-format"
+	opAbandonFormat op = "abandon-format"
 	opCreateLayer   op = "create-layer"
 	opOpenLayer     op = "open-layer"
 	opCloseLayer    op = "close-layer"
@@ -159,7 +160,7 @@ func lookers() []op { return []op{opFind, opFindView, opFindLayer, opProbe, opLo
 
 // mutators lists every call that changes something.
 func mutators() []op {
-	return []op{opAttach, opDetach, opGrowDevice, opBeginFormat, opBeginRaw, opErase, opEndFormat, opAttachView, opDetachView,
+	return []op{opAttach, opDetach, opGrowDevice, opBeginFormat, opBeginRaw, opErase, opEndFormat, opAbandonFormat, opAttachView, opDetachView,
 		opCreateLayer, opOpenLayer, opCloseLayer, opGrowLayer, opEraseLayer, opUseLayer,
 		opFormat, opCheck, opGrow, opMount, opMountSource, opBind, opBindDevice, opSetAttributes, opUnmount, opRemove, opRenew}
 }

@@ -85,6 +85,13 @@ func TestFormatOfAClaimedDevice(t *testing.T) {
 		h.wantCalls(1, opFormat, "v")
 		h.wantCalls(0, opErase, "v")
 	})
+	bubble(t, func(h *harness) { // what turns up would be erased as long as the mark is there
+		h.volume("v").noted = true
+		h.k.fail(opFormat, "v", 1, claimed)
+		h.k.fail(opAbandonFormat, "v", 1, errors.New("no room for the note"))
+		h.refuse(h.do(stage("v")), state.Unavailable, "it is in use", "the mark stays", "no room for the note")
+		h.wantCalls(1, opFormat, "v")
+	})
 }
 
 // A proof that nobody wants any more is not finished, and leaves no mark.

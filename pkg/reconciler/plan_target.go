@@ -41,17 +41,17 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 
 // publish plans a publish: a target that shows the stage, or the device.
 func (p *planner) publish(t *state.Target) Verdict {
-	s := p.want.Stage
+	s, m := p.want.Stage, p.have.Targets.At(t.Path)
 	switch {
 	case s == nil || s.Gone:
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
-	case p.have.Targets.At(t.Path).Err != nil:
-		return unseen(p.have.Targets.At(t.Path).Err)
+	case m.Err != nil:
+		return unseen(m.Err)
 	case p.have.Unfit[state.TargetPart(t.Path)] != nil:
 		return unseen(p.have.Unfit[state.TargetPart(t.Path)])
 	case !p.checkAdopted(t).Settled:
 		return p.checkAdopted(t)
-	case p.remounting && p.corrupt(p.have.Targets.At(t.Path)):
+	case p.remounting && p.corrupt(m):
 		return p.do(Unbind, state.TargetPart(t.Path))
 	case !p.plan.Verdicts.Of(state.StagePart()).Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
@@ -59,7 +59,6 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return p.publishDevice(t)
 	}
 	flags, err := targetFlags(s, t)
-	m := p.have.Targets.At(t.Path)
 	switch {
 	case err != nil:
 		return stuck(state.ClassOf(err), "%v", err)
@@ -159,7 +158,8 @@ func (p *planner) dropIdleView() {
 		return
 	}
 	for path, t := range p.want.Targets {
-		shown := unknown(p.have.Targets.At(path)) || slices.ContainsFunc(p.have.Targets.At(path).Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
+		m := p.have.Targets.At(path)
+		shown := unknown(m) || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return m.Is(p.have.View.Number) })
 		if shown || !t.Gone && needsView(t, p.have.Device) {
 			return
 		}

@@ -126,13 +126,7 @@ func purposeOf(s *profile.Sample, purposes []purpose, other string) string {
 // profileProcessor tells for what the plugin needs the processor in a cycle of a formatted
 // volume, by the middle number of callers.
 func profileProcessor(t *testing.T, r *report) {
-	dir := t.TempDir()
-	binary, samples := profiledBinary(t, dir), filepath.Join(dir, "samples")
-	n := start(t, oursName) // for its directories
-	n.Terminate()
-	n.Driver = &harness.Driver{Path: binary, Flags: []string{"--pool-dir", n.PoolDir, "--pool-reserve", "0"}}
-	n.Start(harness.Options{Env: []string{"BENCH_PROFILE=" + samples}, Flags: []string{"--v", "2"}})
-
+	n, samples := startProfiled(t)
 	callers := r.callers[len(r.callers)/2]
 	each := max(1, r.profiled*4/callers)
 	volumes := func(caller int) func(int) []step {
@@ -156,6 +150,19 @@ func profileProcessor(t *testing.T, r *report) {
 	for caller := range callers {
 		n.must(n.volume(fmt.Sprint("caller-", caller), "ext4").Delete(t.Context()))
 	}
+}
+
+// startProfiled starts the plugin with the profiler in it, and returns where profiles appear.
+func startProfiled(t *testing.T, env ...string) (n *node, samples string) {
+	t.Helper()
+	dir := t.TempDir()
+	binary := profiledBinary(t, dir)
+	samples = filepath.Join(dir, "samples")
+	n = start(t, oursName) // for its directories
+	n.Terminate()
+	n.Driver = &harness.Driver{Path: binary, Flags: []string{"--pool-dir", n.PoolDir, "--pool-reserve", "0"}}
+	n.Start(harness.Options{Env: append(env, "BENCH_PROFILE="+samples), Flags: []string{"--v", "2"}})
+	return n, samples
 }
 
 // profiledBinary builds the plugin with the profiler in it.

@@ -3,7 +3,6 @@ package bench
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
@@ -25,13 +24,7 @@ var memoryPurposes = []purpose{
 // profileMemory tells for what the plugin needs memory with the middle number of volumes
 // held, each staged and published.
 func profileMemory(t *testing.T, r *report) {
-	dir := t.TempDir()
-	binary, samples := profiledBinary(t, dir), filepath.Join(dir, "samples")
-	n := start(t, oursName) // for its directories
-	n.Terminate()
-	n.Driver = &harness.Driver{Path: binary, Flags: []string{"--pool-dir", n.PoolDir, "--pool-reserve", "0"}}
-	n.Start(harness.Options{Env: []string{"BENCH_PROFILE=" + samples, "BENCH_MEMORY=1"}, Flags: []string{"--v", "2"}})
-
+	n, samples := startProfiled(t, "BENCH_MEMORY=1")
 	profiles := 0
 	add := func(sign int64) {
 		n.AwaitRest()

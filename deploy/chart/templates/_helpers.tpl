@@ -127,6 +127,6 @@ seLinuxOptions:
 {{- end -}}
 {{- $parent := dir (include "csi-node.poolDir" .) -}}
 {{- if or (has $parent (initial $dirs)) (regexMatch "^/(usr|etc|bin|sbin|lib|lib64|dev|sys|proc|csi)(/|$)" $parent) -}}
-{{- fail (printf "%s: the plugin's container needs its own %s" (ternary "pool.dir" "driver.libDir" (not (empty .Values.pool.dir))) $parent) -}}
+{{- fail (printf "%s: the plugin's container needs its own %s" (ternary "driver.libDir" "pool.dir" (empty .Values.pool.dir)) $parent) -}}
 {{- end -}}
 {{- end -}}

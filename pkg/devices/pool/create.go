@@ -23,8 +23,9 @@ import (
 // volume already, that one is returned.
 //
 // AlreadyExists, with the volume that is there: it was created with other parameters, or
-// has grown since. Aborted: its deletion was begun and has not ended. ResourceExhausted: there is no room. OutOfRange: larger than a file can
-// be. InvalidArgument: an invalid id, or facts that no volume can have.
+// has grown since. Aborted: its deletion was begun and has not ended. ResourceExhausted:
+// there is no room. OutOfRange: larger than a file can be. InvalidArgument: an invalid id,
+// or facts that no volume can have.
 // A failed Create leaves nothing.
 func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 	if v.ID == "" {
@@ -64,7 +65,7 @@ func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
 // which may do as well. Either way it is durable then. Aborted: it is half deleted.
 func (p *Pool) exists(ctx context.Context, have, asked Volume) error {
 	if _, err := os.Stat(p.path(volumesDir, have.ID, dataFile)); errors.Is(err, os.ErrNotExist) {
-		return state.Errorf(state.Aborted, "volume %s: it exists already, and its data does not: its deletion was begun and has not ended. Delete it before it is created again", have.ID)
+		return state.Errorf(state.Aborted, "volume %s: it exists already, and its data does not: its deletion was begun and has not ended, or somebody has removed the data. Delete the volume before it is created again", have.ID)
 	}
 	if err := p.settle(ctx, have.ID); err != nil {
 		return err

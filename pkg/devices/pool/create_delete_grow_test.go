@@ -195,7 +195,7 @@ func TestCreateOfAHalfDeletedVolume(t *testing.T) {
 	create(t, p, "v", mib, Thin)
 	ok(t, os.Remove(p.path(volumesDir, "v", dataFile)))
 	for _, bytes := range []int64{mib, 2 * mib} {
-		if _, err := p.Create(t.Context(), volume("v", bytes, Thin)); state.ClassOf(err) != state.Aborted || !strings.Contains(err.Error(), "Delete it before") {
+		if _, err := p.Create(t.Context(), volume("v", bytes, Thin)); state.ClassOf(err) != state.Aborted || !strings.Contains(err.Error(), "Delete the volume before") {
 			t.Errorf("%d bytes: %v", bytes, err)
 		}
 	}
