@@ -5,7 +5,6 @@ import (
 	"path"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,8 +29,6 @@ type metrics struct {
 	backOffs prometheus.Counter
 	repairs  *prometheus.CounterVec
 	retired  prometheus.Counter
-	orphans  prometheus.Gauge
-	left     atomic.Int64 // what orphans tells
 	backends []*backendUse
 }
 
@@ -55,9 +52,6 @@ func newMetrics(version string) *metrics {
 		retired: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "csi_node_retired_publishes_total", Help: "Publishes that were ended because their pod was gone.",
 		}),
-		orphans: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "csi_node_orphans", Help: "Devices and mounts of the plugin's making that no intent explained when they were last looked for: at the start, by `csi-node orphans`, and, while there are any, by `csi-node status`.",
-		}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csi_node_build_info", Help: "Always 1; the version is in the label.", ConstLabels: prometheus.Labels{"version": version},
@@ -66,7 +60,7 @@ func newMetrics(version string) *metrics {
 	for _, kind := range []state.PartKind{state.StageKind, state.TargetKind} {
 		m.repairs.WithLabelValues(string(kind)) // from 0 on: of a counter that appears Prometheus sees no increase
 	}
-	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, m.retired, m.orphans, build,
+	m.registry.MustRegister(m.calls, m.steps, m.backOffs, m.repairs, m.retired, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -89,12 +83,6 @@ func (m *metrics) Repair(kind state.PartKind) { m.repairs.WithLabelValues(string
 // Retire implements reconciler.Metrics.
 func (m *metrics) Retire() { m.retired.Inc() }
 
-// Orphans implements reconciler.Metrics.
-func (m *metrics) Orphans(left int) {
-	m.left.Store(int64(left))
-	m.orphans.Set(float64(left))
-}
-
 func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := time.Now()
 	resp, err := handler(ctx, req)
@@ -102,12 +90,14 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, err
 }
 
-// addVolumes adds the number of volumes by state, which is counted on each scrape.
+// addVolumes adds the number of volumes by state, and of orphans, which are counted on each scrape.
 func (m *metrics) addVolumes(r *reconciler.Reconciler) {
 	m.registry.MustRegister(&volumesByState{
 		reconciler: r,
 		desc:       prometheus.NewDesc("csi_node_volumes", "Volumes with an intent on this node, by the worst state among their parts.", []string{"state"}, nil),
-	})
+	}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "csi_node_orphans", Help: "Devices and mounts of the plugin's making that no intent explained when they were last looked for, at the start, by `csi-node orphans`, and, while there are any, by `csi-node status`, and that no call has ended since.",
+	}, func() float64 { return float64(r.OrphansLeft(context.Background())) }))
 }
 
 type volumesByState struct {

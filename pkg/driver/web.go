@@ -303,18 +303,19 @@ func (p *plugin) explain(ctx context.Context, id string) (report.Volume, error) 
 // checks of all: a disk that hangs must not hold it up.
 const placesWait = 200 * time.Millisecond
 
-// orphansLeft returns how many orphans there are: if the last search left any, those of a new
-// one, unless that does not end in time. A search looks at every device, and a node without
-// any at its start has none later.
+// orphansLeft returns how many orphans there are: if any are left of the last search, those of a
+// new one, which knows what was detached by hand, unless that does not end in time. A search
+// looks at every device, and a node without any at its start has none later.
 func (p *plugin) orphansLeft(ctx context.Context) int {
-	if p.metrics.left.Load() > 0 {
-		ctx, stop := context.WithTimeout(ctx, placesWait)
-		defer stop()
-		if _, err := p.reconciler.Orphans(ctx, false); err != nil {
-			klog.FromContext(ctx).V(4).Info("How many orphans there are is told as of the last search", "err", err)
-		}
+	if p.reconciler.OrphansLeft(ctx) == 0 {
+		return 0
 	}
-	return int(p.metrics.left.Load())
+	search, stop := context.WithTimeout(ctx, placesWait)
+	defer stop()
+	if _, err := p.reconciler.Orphans(search, false); err != nil {
+		klog.FromContext(ctx).V(4).Info("How many orphans there are is told as of the last search", "err", err)
+	}
+	return p.reconciler.OrphansLeft(ctx)
 }
 
 // report is the answer about volumes of this node.

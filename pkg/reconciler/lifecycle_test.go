@@ -342,5 +342,3 @@ func TestNothingHappensAtRest(t *testing.T) {
 		}
 	})
 }
-
-func (c *countingMetrics) Orphans(int) {}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/klog/v2"
 
@@ -25,7 +26,15 @@ type Orphan struct {
 	Kept    string   `json:"kept,omitempty"` // why it stays; else `orphans --clean` detaches it
 	Cleaned bool     `json:"cleaned"`        // it was detached just now
 
-	holds string // the file system or layer that is known to be on it; empty: it may be raw
+	made attachment
+}
+
+// holds returns the file system or layer that is known to be on the device; empty: it may be raw.
+func (o Orphan) holds() string {
+	if o.made.Device.Raw {
+		return ""
+	}
+	return o.made.Device.Formatted
 }
 
 // Lister is a backend that lists the devices it made, and the backend's name.
@@ -52,7 +61,7 @@ func (r *Reconciler) Orphans(ctx context.Context, clean bool) ([]Orphan, error) 
 func (r *Reconciler) CleanOrphansAtStart(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	found, err := r.orphans(ctx, func(o Orphan) bool { // a file system can be published only from where it is mounted
-		return o.holds != "" && !slices.ContainsFunc(r.kernel.Layers, func(l devices.Layer) bool { return l.Name() == o.holds })
+		return o.holds() != "" && !slices.ContainsFunc(r.kernel.Layers, func(l devices.Layer) bool { return l.Name() == o.holds() })
 	})
 	if err != nil {
 		if ctx.Err() == nil {
@@ -91,7 +100,8 @@ func (r *Reconciler) InspectOrphans(ctx context.Context) ([]Orphan, error) {
 // orphans lists the orphans while the workers run, and detaches those that clean selects
 // and that nobody uses.
 func (r *Reconciler) orphans(ctx context.Context, clean func(Orphan) bool) ([]Orphan, error) {
-	left := 0
+	r.left.search()
+	defer r.left.searched()
 	found, err := r.findOrphans(ctx, func(a attachment, o *Orphan) (is bool) {
 		var err error
 		if is, o.Kept, err = r.inspectOrphan(ctx, a.Volume, clean(*o)); err != nil { // the others are still listed
@@ -100,15 +110,82 @@ func (r *Reconciler) orphans(ctx context.Context, clean func(Orphan) bool) ([]Or
 		o.Cleaned = is && o.Kept == "" && clean(*o)
 		return is
 	})
-	if err == nil && ctx.Err() == nil && r.metrics != nil { // all were looked at
-		for _, o := range found {
-			if !o.Cleaned {
-				left++
-			}
-		}
-		r.metrics.Orphans(left)
+	if err == nil && ctx.Err() == nil { // all were looked at
+		r.left.set(slices.DeleteFunc(slices.Clone(found), func(o Orphan) bool { return o.Cleaned }))
 	}
 	return found, err
+}
+
+// OrphansLeft returns how many there are of the orphans that the last search left. Calls have
+// taken over or torn down the others since. It searches for no others, and asks no device.
+func (r *Reconciler) OrphansLeft(ctx context.Context) int {
+	found := r.left.list()
+	if len(found) == 0 {
+		return 0
+	}
+	shown, err := r.kernel.ShownAt(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Which orphans were taken over is not known")
+		return len(found)
+	}
+	left := 0
+	for _, o := range found {
+		if _, is := orphanOf(o.made, shown, r.store.Get(o.Volume)); is {
+			left++
+		}
+	}
+	return left
+}
+
+// leftOrphans are the orphans that the last search left, without those of volumes that were torn
+// down since. Its methods may be called concurrently.
+type leftOrphans struct {
+	mu       sync.Mutex
+	found    []Orphan
+	searches int
+	ended    map[string]bool // volumes torn down while a search runs, which may have seen them before
+}
+
+func (l *leftOrphans) list() []Orphan {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.found
+}
+
+// search notes that a search begins, and searched that it is over.
+func (l *leftOrphans) search() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.searches++; l.searches == 1 {
+		l.ended = map[string]bool{}
+	}
+}
+
+func (l *leftOrphans) searched() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.searches--; l.searches == 0 {
+		l.ended = nil
+	}
+}
+
+// set notes what a search has found.
+func (l *leftOrphans) set(found []Orphan) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.found = slices.DeleteFunc(found, func(o Orphan) bool { return l.ended[o.Volume] })
+}
+
+// end notes that a volume was seen without a device.
+func (l *leftOrphans) end(volume string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended != nil {
+		l.ended[volume] = true
+	}
+	if slices.ContainsFunc(l.found, func(o Orphan) bool { return o.Volume == volume }) {
+		l.found = slices.DeleteFunc(slices.Clone(l.found), func(o Orphan) bool { return o.Volume == volume })
+	}
 }
 
 // attachment is a device that a backend made, and the view over it.
@@ -172,10 +249,7 @@ func (r *Reconciler) attachments(ctx context.Context) ([]attachment, error) {
 
 // orphanOf compares a device with the record of its volume, nil if there is none.
 func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
-	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing}
-	if !a.Device.Raw {
-		o.holds = a.Device.Formatted
-	}
+	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, made: a}
 	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.view.Number])
 	slices.Sort(o.Paths)
 	if record != nil {

@@ -128,3 +128,43 @@ func TestOrphansAtTheStart(t *testing.T) {
 		})
 	}
 }
+
+// Orphans that a call takes over or tears down are not counted any more, without a new search.
+func TestOrphansLeft(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		ctx, shown := context.Background(), map[state.DeviceNumber][]string{}
+		lose := func() {
+			h.ok(stage("v"), publish("v", 1))
+			h.lose()
+			h.p.r.kernel.Listers = []Lister{{Backend: "fake", Lister: listed{h, "v"}}}
+			h.p.r.kernel.ShownAt = func(context.Context) (map[state.DeviceNumber][]string, error) { return shown, nil }
+			number := v.device.number
+			shown[number] = []string{stagePath("v"), targetPath("v", 1)}
+			h.p.r.CleanOrphansAtStart(ctx)
+		}
+		left := func(title string, want int) {
+			t.Helper()
+			if n := h.p.r.OrphansLeft(ctx); n != want {
+				t.Errorf("%s: %d orphans are left, want %d", title, n, want)
+			}
+		}
+		lose()
+		left("at the start", 1)
+		h.ok(publish("v", 1))
+		left("taken over", 0)
+		h.ok(unpublish("v", 1), unstage("v"))
+		left("after its life", 0)
+		lose()
+		h.ok(unpublish("v", 1), unstage("v"))
+		left("torn down", 0)
+		lose()
+		h.p.r.kernel.ShownAt = func(ctx context.Context) (map[state.DeviceNumber][]string, error) {
+			h.ok(unpublish("v", 1), unstage("v")) // after the devices were listed
+			h.p.r.kernel.ShownAt = func(context.Context) (map[state.DeviceNumber][]string, error) { return shown, nil }
+			return shown, nil
+		}
+		h.p.r.CleanOrphansAtStart(ctx)
+		left("torn down while a search ran", 0)
+	})
+}

@@ -183,8 +183,6 @@ type Metrics interface {
 	BackOff()
 	Repair(kind state.PartKind)
 	Retire()
-	// Orphans sets how many orphans the last search left.
-	Orphans(left int)
 }
 
 // Reconciler owns the workers of all volumes. Its methods may be called
@@ -204,6 +202,7 @@ type Reconciler struct {
 	secrets secrets
 	sweep   sweep
 	listing hang.Calls[[]Orphan] // of Orphans
+	left    leftOrphans
 
 	looks  hang.Calls[state.Actual] // for callers of Observe, by volume
 	owners hang.Calls[state.Owner]  // questions to the backend, by volume

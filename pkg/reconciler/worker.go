@@ -383,6 +383,9 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actua
 		p.answer(ctx, want, Plan{})
 		return false
 	}
+	if have.Lowest().State == state.DeviceAbsent {
+		p.r.left.end(p.id)
+	}
 	p.r.observed(p.id, record, have, makePlan(record, have).plan, at) // plan does not know the intents that have just taken over
 	p.waitForUndo(want, plan, record)
 	p.rememberEnds(want, plan)
