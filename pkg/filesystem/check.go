@@ -2,6 +2,7 @@ package filesystem
 
 import (
 	"context"
+	"errors"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -27,13 +28,23 @@ func (h *Host) Check(ctx context.Context, facts state.Device, fsType string) (er
 		return err
 	}
 	defer release()
-	if _, err := h.require(ctx, facts, fsType, ""); err != nil {
+	// Held open throughout, so that its path and number are not given to another device.
+	d, err := open(facts, 0)
+	if err != nil {
 		return err
 	}
-	if err := k.check(ctx, facts.Path); err != nil {
+	return errors.Join(h.checkOpen(ctx, d, k), d.Close())
+}
+
+func (h *Host) checkOpen(ctx context.Context, d *device, k kind) error {
+	fsType := k.traits().name
+	if _, err := h.require(ctx, d.facts, fsType, ""); err != nil {
 		return err
 	}
-	after, err := h.require(ctx, facts, fsType, "")
+	if err := k.check(ctx, d.facts.Path); err != nil {
+		return err
+	}
+	after, err := h.require(ctx, d.facts, fsType, "")
 	if err == nil && after.NeedsCheck {
 		return state.Errorf(state.FailedPrecondition, "the check succeeded, but the superblock asks for another one: check by hand, with the volume unstaged")
 	}

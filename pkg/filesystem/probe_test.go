@@ -2,7 +2,9 @@ package filesystem
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +14,8 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/digest"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 // A kind that the plugin does not make is told, and never said to grow.
@@ -93,6 +97,28 @@ func TestCheck(t *testing.T) {
 	command(t, "debugfs", "-w", "-R", "clri <2>", device.Path)
 	command(t, "debugfs", "-w", "-R", "set_super_value state 2", device.Path)
 	wantClass(t, h.Check(t.Context(), device, "ext4"), state.FailedPrecondition, "run e2fsck -f by hand on its data", "oot inode")
+}
+
+// A device is not checked by a name that another device gets meanwhile.
+func TestCheckKeepsTheDevice(t *testing.T) {
+	h, image, other := newHost(t), newImage(t, 16*mib), newImage(t, 16*mib)
+	device := attach(t, image)
+	for _, file := range []string{image, other} {
+		command(t, "mkfs.ext4", "-q", file)
+		command(t, "debugfs", "-w", "-R", "set_super_value state 0", file)
+	}
+	before := digest.Of(t, other)
+	real, err := exec.LookPath("e2fsck")
+	must0(t, err)
+	machine.Script(t, "e2fsck", fmt.Sprintf("losetup -d %[1]s\nlosetup %[1]s %[2]s\nexec %[3]s \"$@\"", device.Path, other, real))
+	defer machine.Detach(device.Path, other)
+	must0(t, h.Check(t.Context(), device, "ext4"))
+	if digest.Of(t, other) != before {
+		t.Error("another file system was checked")
+	}
+	if said := command(t, "dumpe2fs", "-h", image); !strings.Contains(said, "Filesystem state:         clean") {
+		t.Errorf("it was not checked:\n%s", said)
+	}
 }
 
 // How files are called is in no log and no error; which inodes they are is.
