@@ -252,3 +252,33 @@ func TestDeviceIsLookedForWithoutNews(t *testing.T) {
 		})
 	}
 }
+
+// The type of a file system that nobody names is chosen when the device is there: only then its
+// size is known, and what others have made there.
+func TestTypeIsChosenWhenTheDeviceIsThere(t *testing.T) {
+	for title, test := range map[string]struct{ holds, want string }{
+		"a blank one":         {"", "xfs"},
+		"another file system": {"ext4", "ext4"},
+		"the default":         {"xfs", "xfs"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				v := h.volume("v")
+				h.k.with(func() {
+					v.away = true
+					if test.holds != "" {
+						v.contents = state.Contents{Kind: state.ContentsFilesystem, FSType: test.holds, Size: gib}
+					}
+				})
+				h.refuse(h.within(time.Second, stage("v", stageOpen)), state.DeadlineExceeded)
+				h.k.with(func() { v.away = false })
+				h.ok(stage("v", stageOpen))
+				h.k.with(func() {
+					if at := h.k.mounts[stagePath("v")]; len(at) != 1 || at[0].FSType != test.want {
+						t.Errorf("mounted is %+v", at)
+					}
+				})
+			})
+		})
+	}
+}

@@ -26,7 +26,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if p.have.Source != nil {
 		return p.sourceStage(s)
 	}
-	if d := p.have.Device; len(p.have.Lower) == 0 && p.fsTypeUnchosen(s) && !d.Missing && d.Err == nil {
+	if d := p.have.Device; len(p.have.Lower) == 0 && p.fsTypeUnchosen(s) && !d.Missing && d.Err == nil && (d.Formatted != "" || d.CreatedFor != "") {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
 	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {
@@ -40,7 +40,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if v := p.device(s); !v.Settled {
 		return v
 	}
-	if p.fsTypeUnchosen(s) { // the contents of a layer are known only now
+	if p.fsTypeUnchosen(s) { // what is there is known only now
 		if err := p.have.Contents.Err; err != nil {
 			return unseen(err)
 		}

@@ -183,10 +183,10 @@ func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume,
 }
 
 // choose decides the type of file system for an empty fs_type: what the volume was
-// formatted as, else what it was created for, else this node's default for its size.
+// formatted as or holds, else what it was created for, else this node's default for its size.
 func (r *Reconciler) choose(want *state.Volume, have *state.Actual) error {
 	d, formatted := have.Device, have.Device.Formatted
-	if have.Layer != "" { // the metadata does not know the contents of a layer
+	if formatted == "" || have.Layer != "" { // the metadata does not know what is in a layer, or on a disk that others formatted
 		formatted = have.Contents.FSType
 	}
 	fsType := cmp.Or(formatted, d.CreatedFor, r.kernel.Filesystems.Default(d.Size))

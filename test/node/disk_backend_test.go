@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,8 +10,10 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
@@ -111,6 +114,41 @@ func TestDiskFormatIsInterrupted(t *testing.T) {
 	mustRefuse(t, v.Stage(t.Context()), codes.FailedPrecondition, "was formatted as ext4 before")
 	must(t, v.Unstage(t.Context()))
 	mustBeFree(t, node)
+}
+
+// Without an fs_type a disk that others have formatted is mounted as what it is, also if it
+// comes only after the stage was asked for.
+func TestDiskIsStagedAsItIs(t *testing.T) {
+	t.Parallel()
+	p, o := disks(t, harness.Options{})
+	p.Start(o)
+	ctx := t.Context()
+	dir, err := os.MkdirTemp("/dev", "csi-node-test-")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		for _, late := range []bool{false, true} {
+			image, link := machine.Image(t, 400*mib), filepath.Join(dir, fmt.Sprint(fsType, "-late-", late))
+			machine.Mkfs(t, fsType, image)
+			v := onDisk(p, t, filepath.Base(link), link, "")
+			v.Capability = mountAs("", multiWriter)
+			if late {
+				soon, cancel := context.WithTimeout(ctx, time.Second)
+				mustRefuse(t, v.Stage(soon), codes.DeadlineExceeded)
+				cancel()
+			}
+			node := machine.Losetup(t, image)
+			must(t, os.Symlink(node, link))
+			must(t, v.Stage(ctx))
+			at, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(v.Staging))
+			must(t, err)
+			if len(at) != 1 || at[0].FSType != fsType {
+				t.Errorf("%s is mounted as %+v", v.ID, at)
+			}
+			must(t, v.Unstage(ctx))
+			mustBeFree(t, node)
+		}
+	}
 }
 
 // A clearing that was refused destroys nothing later, either: the disk may have become writable,
