@@ -132,18 +132,20 @@ func (r *Reconciler) OrphansLeft(ctx context.Context) int {
 	for _, o := range found {
 		if _, is := orphanOf(o.made, shown, r.store.Get(o.Volume)); is {
 			left++
+		} else {
+			r.left.end(o.Volume) // a record explains it: that other paths show its number later says nothing
 		}
 	}
 	return left
 }
 
-// leftOrphans are the orphans that the last search left, without those of volumes that were torn
-// down since. Its methods may be called concurrently.
+// leftOrphans are the orphans that the last search left, without those of volumes that were taken
+// over or torn down since. Its methods may be called concurrently.
 type leftOrphans struct {
 	mu       sync.Mutex
 	found    []Orphan
 	searches int
-	ended    map[string]bool // volumes torn down while a search runs, which may have seen them before
+	ended    map[string]bool // volumes of which end told while a search runs, which may have seen them before
 }
 
 func (l *leftOrphans) list() []Orphan {
@@ -176,7 +178,7 @@ func (l *leftOrphans) set(found []Orphan) {
 	l.found = slices.DeleteFunc(found, func(o Orphan) bool { return l.ended[o.Volume] })
 }
 
-// end notes that a volume was seen without a device.
+// end notes that a volume has no orphan any more.
 func (l *leftOrphans) end(volume string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -320,6 +322,7 @@ func (r *Reconciler) inspectOrphan(ctx context.Context, id string, detach bool) 
 		if err := r.kernel.Devices.Detach(ctx, devices.Volume{ID: id}); err != nil {
 			return fmt.Errorf("volume %s: %w", id, err)
 		}
+		r.left.end(id)
 		return nil
 	})
 	return orphan, kept, err

@@ -153,6 +153,8 @@ func TestOrphansLeft(t *testing.T) {
 		left("at the start", 1)
 		h.ok(publish("v", 1))
 		left("taken over", 0)
+		shown[v.device.number] = []string{targetPath("w", 1)}
+		left("taken over, and its number given to another volume", 0)
 		h.ok(unpublish("v", 1), unstage("v"))
 		left("after its life", 0)
 		lose()
