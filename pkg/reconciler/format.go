@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -142,10 +143,22 @@ func (r *Reconciler) abandonUnlessWritten(ctx context.Context, want *state.Volum
 	if !errors.As(err, new(*state.Unwritten)) {
 		return err
 	}
-	if abandoned := r.kernel.Devices.AbandonFormat(context.WithoutCancel(ctx), r.spec(want)); abandoned != nil {
+	ctx, stop := outlast(ctx, abandonTime)
+	defer stop()
+	if abandoned := r.kernel.Devices.AbandonFormat(ctx, r.spec(want)); abandoned != nil {
 		return fmt.Errorf("%v, and the mark stays that allows to erase it: %w", err, abandoned) // so nothing is tried again at once
 	}
 	return err
+}
+
+// abandonTime is how long a mark may still be taken back once the plugin stops.
+const abandonTime = 5 * time.Second
+
+// outlast returns a context that ends that much later than ctx.
+func outlast(ctx context.Context, by time.Duration) (later context.Context, stop func()) {
+	later, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := context.AfterFunc(ctx, func() { time.AfterFunc(by, cancel) })
+	return later, func() { ended(); cancel() }
 }
 
 // erase zeroes the element of a layer, or the source.

@@ -115,3 +115,21 @@ func TestAProofEndsWithItsIntent(t *testing.T) {
 		h.ok(stage("v"))
 	})
 }
+
+// A mark that cannot be taken back, as the storage does not answer, does not hold up a stop.
+func TestStopWhileTheMarkIsTakenBack(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.noted, v.zeros = true, true })
+		h.k.hang(opAbandonFormat, "v", false)
+		answer := h.begin(stage("v"))
+		h.p.end()
+		h.sleep(abandonTime)
+		select {
+		case <-h.p.done:
+		default:
+			t.Error("the worker still waits")
+		}
+		h.refuse(h.got(answer), state.Unavailable, "is stopping")
+	})
+}
