@@ -113,6 +113,11 @@ func (r *Reconciler) facts(want *state.Volume) report.Facts {
 		}
 		f.Parts[part] = p
 	}
+	if v != nil && want.Size == nil {
+		if a := v.attempts[state.SizePart()]; a != nil && a.err != nil { // a growth that nobody has asked for
+			f.Parts[state.SizePart()] = report.PartFacts{Failure: a.err, NextTry: a.next}
+		}
+	}
 	return f
 }
 

@@ -176,3 +176,23 @@ func TestInspectActsOnNothing(t *testing.T) {
 		h.noStepSince(before)
 	})
 }
+
+// A growth that nobody has asked for and that fails is in the way of something, too.
+func TestExplainFailingGrowth(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.formatted("v", "xfs")
+		h.ok(stage("v", stageXFS), publish("v", 1, publishXFS))
+		h.k.fail(opGrow, "", -1, errBoom)
+		h.k.with(func() { v.device.size, v.size, v.capacity = 2*gib, 2*gib, 2*gib; h.k.drift("v") })
+		h.p.r.DeviceChanged(v.device.number)
+		h.sleep(time.Minute)
+		if e := h.p.r.Reports()[0].Explanation(); !strings.Contains(strings.Join(e.InTheWay, " "), errBoom.Error()) {
+			t.Errorf("it fails, and what is told is %+v", e)
+		}
+		h.k.mend()
+		h.sleep(maxDelay)
+		if e := h.p.r.Reports()[0].Explanation(); len(e.InTheWay) > 0 {
+			t.Errorf("it has grown, and what is told is %+v", e)
+		}
+	})
+}

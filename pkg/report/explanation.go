@@ -40,6 +40,11 @@ func (v Volume) Explanation() Explanation {
 		explanation.Missing = append(explanation.Missing, sentence("%s: it should be %s, and is %s", p.Part, p.Asked, p.Is))
 		explanation.InTheWay = append(explanation.InTheWay, v.obstacleSentences(p)...)
 	}
+	for _, next := range v.Next {
+		if next.Failure != nil {
+			explanation.InTheWay = append(explanation.InTheWay, sentence("%s: %v", next.Step, next.Failure))
+		}
+	}
 	if v.Refusal != nil {
 		explanation.Refused = []string{sentence("%s", v.Refusal.Tell(v.Made))}
 	}

@@ -146,8 +146,9 @@ type Part struct {
 
 // Next is a step that comes next.
 type Next struct {
-	Step string
-	At   time.Time // zero: at once
+	Step    string
+	At      time.Time // zero: at once
+	Failure error     // of the last attempt at what nobody has asked for; nil: none
 }
 
 // Condition is the condition of a part.
@@ -194,7 +195,11 @@ func Make(f Facts, now time.Time) Volume {
 		if p.Repair == RepairPutOff && p.NextRepair.After(at) {
 			at = p.NextRepair
 		}
-		v.Next = append(v.Next, Next{step.Step, at})
+		next := Next{Step: step.Step, At: at}
+		if f.Want.Intent(step.Part) == nil {
+			next.Failure = p.Failure
+		}
+		v.Next = append(v.Next, next)
 	}
 	return v
 }
