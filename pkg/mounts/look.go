@@ -267,6 +267,7 @@ func lookCorrupt(p *place, cause error) (state.Mountpoint, error) {
 		m.Mounts = append(m.Mounts, e.mount())
 	}
 	m.Mounts[0].Corrupt = true
+	m.Mounts[0].Lost = errors.Is(cause, unix.ESTALE) || errors.Is(cause, unix.ENOTCONN)
 	return m, nil
 }
 

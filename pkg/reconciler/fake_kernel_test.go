@@ -68,6 +68,7 @@ type fakeVolume struct {
 	created                   string      // the fs type that it was made for
 	superRO                   bool        // the kernel turned the file system read-only
 	dead                      bool        // the mounted file system was shut down
+	serverAway                bool        // what is mounted from a source fails, and works again later
 	keepers                   []string
 	source, shared, exclusive bool // what sort of storage it is
 

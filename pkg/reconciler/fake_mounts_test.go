@@ -52,8 +52,8 @@ func (k *fakeKernel) look(at string) state.Mountpoint {
 		if v := k.volumes[mount.volume]; v != nil && v.superRO && !mount.Node {
 			mount.SuperReadOnly = true
 		}
-		if v := k.volumes[mount.volume]; v != nil && v.dead && !mount.Node {
-			mount.Corrupt = true
+		if v := k.volumes[mount.volume]; v != nil && (v.dead || v.serverAway) && !mount.Node {
+			mount.Corrupt, mount.Lost = true, v.dead
 		}
 		have.Mounts = append(have.Mounts, mount.Mount)
 	}

@@ -70,6 +70,34 @@ func TestMountSourceThatHangs(t *testing.T) {
 	})
 }
 
+// The mount of a server that is away is left: it works again with it, and nothing could be mounted
+// in its place. One that is lost (ESTALE, ENOTCONN) is mounted anew.
+func TestMountSourceOfAServerThatIsAway(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v, path := h.volume("v"), targetPath("v", 1)
+		h.k.with(func() { v.source = true })
+		anyStage := func(s *state.Stage) { s.Capability.FSType = "" }
+		anyTarget := func(t *state.Target) { t.Capability.FSType = "" }
+		h.ok(stage("v", anyStage), publish("v", 1, anyTarget))
+		h.k.with(func() { v.serverAway = true })
+		h.wake("v")
+		h.sleep(time.Hour)
+		h.wantCalls(1, opMountSource, path)
+		h.refuse(h.do(publish("v", 1, anyTarget)), state.Unavailable, path, "its server is away")
+		if !h.k.isMounted(path) {
+			t.Error("it was taken away")
+		}
+		h.k.with(func() { v.serverAway = false })
+		h.ok(publish("v", 1, anyTarget))
+		h.atRest("v")
+		h.k.with(func() { v.dead = true })
+		h.wake("v")
+		h.atRest("v")
+		h.k.with(func() { v.serverAway = true })
+		h.ok(unpublish("v", 1), unstage("v"))
+	})
+}
+
 // A volume that is mounted without a device is a record while it is staged, and
 // each target is a mount of its own, which is mounted again when it is lost and
 // taken away in the end.

@@ -499,7 +499,7 @@ func (m mountWorld) look() state.Mount {
 	if m.kind == otherMount {
 		return state.Mount{FSType: "tmpfs", Source: "tmpfs", Root: "/"}
 	}
-	look := state.Mount{Device: m.of.number(), FSType: "ext4", Source: "/dev/loop", Root: "/", SuperReadOnly: m.superReadOnly, Corrupt: m.corrupt}
+	look := state.Mount{Device: m.of.number(), FSType: "ext4", Source: "/dev/loop", Root: "/", SuperReadOnly: m.superReadOnly, Corrupt: m.corrupt, Lost: m.corrupt}
 	switch {
 	case m.kind == sourceMount:
 		look.FSType, look.Source = planSource.FSType, planSource.Source
