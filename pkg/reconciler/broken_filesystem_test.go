@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"context"
 	"slices"
 	"testing"
 	"time"
@@ -108,6 +109,106 @@ func TestFilesystemIsRememberedLater(t *testing.T) {
 		h.refuse(h.do(stage("v")), state.Unavailable, "another", "its")
 		h.swap(v, "its")
 		h.ok(stage("v"))
+		h.atRest("v")
+	})
+}
+
+// A target of a broken file system is not taken down before the stage may be mounted, however
+// often it has broken: a container that starts would write into the empty directory.
+func TestFilesystemThatBreaksAgain(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		v := h.k.volumes["v"]
+		for range 9 {
+			h.shutDown(v)
+			for range 10 * int(maxDelay/time.Second) {
+				h.sleep(100 * time.Millisecond)
+				for i := range 2 {
+					if !h.k.isMounted(targetPath("v", i+1)) {
+						t.Fatalf("a target shows an empty directory, and the file system is broken: %t", v.dead)
+					}
+				}
+			}
+			h.atRest("v")
+		}
+	})
+}
+
+// That holds, too, if only the stage was lost so often that its repair is put off.
+func TestFilesystemBreaksWhileTheStageIsPutOff(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		v := h.k.volumes["v"]
+		for range 11 {
+			h.tear(stagePath("v"))
+			h.sleep(maxDelay + time.Second)
+		}
+		h.tear(stagePath("v"))
+		h.shutDown(v)
+		for v.dead {
+			if !h.k.isMounted(targetPath("v", 1)) || !h.k.isMounted(targetPath("v", 2)) {
+				t.Fatal("a target shows an empty directory")
+			}
+			h.sleep(100 * time.Millisecond)
+		}
+		h.atRest("v")
+	})
+}
+
+// What a caller has begun to mount anew is mounted, also if he is gone by then and nothing is
+// repaired unasked.
+func TestCallerLeavesWhileAFilesystemIsMountedAnew(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.detectOnly = true
+		h.published()
+		v := h.k.volumes["v"]
+		h.shutDown(v)
+		h.k.slow(opUnmount, targetPath("v", 1), 1, 20*time.Second)
+		h.refuse(h.within(10*time.Second, publish("v", 1)), state.DeadlineExceeded)
+		h.sleep(time.Minute)
+		h.atRest("v")
+	})
+}
+
+// A target that shows a broken file system twice keeps it no longer than others.
+func TestBrokenFilesystemThatIsBoundTwice(t *testing.T) {
+	bubble(t, func(h *harness) {
+		h.published()
+		v := h.k.volumes["v"]
+		h.k.with(func() {
+			at := targetPath("v", 1)
+			h.k.mounts[at] = append(slices.Clone(h.k.mounts[at]), h.k.mounts[at]...)
+			h.k.drift("v")
+		})
+		h.shutDown(v)
+		h.sleep(maxDelay)
+		h.atRest("v")
+	})
+}
+
+// A file system that breaks as soon as it is mounted is tried again as what fails is.
+func TestFilesystemThatBreaksAtOnce(t *testing.T) {
+	bubble(t, func(h *harness) {
+		var v *fakeVolume
+		breaks := false
+		h.hook = func(_ context.Context, _ string, step Step, m Moment) error {
+			if m == After && step.Action == Mount && breaks {
+				h.k.with(func() { v.dead = true; h.k.drift("v") })
+			}
+			return nil
+		}
+		h.restart()
+		v = h.volume("v")
+		h.ok(stage("v"), publish("v", 1))
+		breaks = true
+		h.shutDown(v)
+		h.sleep(time.Hour)
+		if n := h.k.count(opMount, stagePath("v")); n < 10 || n > 100 {
+			t.Errorf("%d mounts in an hour", n)
+		}
+		h.refuse(h.do(stage("v")), state.Unavailable, "what was just mounted there does not work")
+		breaks = false
+		h.ok(stage("v"), publish("v", 1))
 		h.atRest("v")
 	})
 }

@@ -126,7 +126,7 @@ var (
 		}},
 		{state.Unavailable, "only when somebody asks", func(c *planCase) bool {
 			m := c.have.Stage.Mounts
-			twice := len(m) > 1 && c.shows(m[0]) && c.shows(m[1]) && c.deviceAsAsked()
+			twice := len(m) > 1 && c.shows(m[0]) && c.shows(m[1]) && c.deviceAsAsked() && !c.broken()
 			return c.source().Shared && !c.asked() && !twice
 		}},
 		{state.FailedPrecondition, "it is not formatted. Use an access mode", func(c *planCase) bool {
@@ -201,7 +201,7 @@ var (
 			return c.have.Device.Formatting || c.have.Contents.Kind != state.ContentsFilesystem
 		}},
 		{state.Unavailable, "kept by somebody", func(c *planCase) bool { return len(c.have.Keepers) > 0 }},
-		{state.Unavailable, "targets are covered, not broken, or cannot be looked at", (*planCase).brokenElsewhere},
+		{state.Unavailable, "is covered, not broken, or cannot be looked at", (*planCase).brokenElsewhere},
 	}
 	stagingCauses = []*planCause{
 		{state.FailedPrecondition, "below a file, not a directory", func(c *planCase) bool { return c.place.InFile }},

@@ -230,7 +230,12 @@ func (c *planCase) broken() bool {
 }
 
 func (c *planCase) corrupt(m state.Mountpoint) bool {
-	return len(m.Mounts) == 1 && wholeOf(m.Mounts[0], c.have.Device.Number) && m.Mounts[0].Corrupt
+	for _, mount := range m.Mounts {
+		if !wholeOf(mount, c.have.Device.Number) || mount.Node {
+			return false
+		}
+	}
+	return len(m.Mounts) > 0 && m.Mounts[0].Corrupt
 }
 
 // brokenCause reports whether a broken file system must stay: something keeps it

@@ -283,10 +283,11 @@ func (p *planner) broken() bool {
 	return len(p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })) > 0
 }
 
-// corrupt reports whether the only mount at a path is the volume's file system, and
+// corrupt reports whether only the volume's file system is mounted at a path, perhaps twice, and
 // that is broken.
 func (p *planner) corrupt(m state.Mountpoint) bool {
-	return len(m.Mounts) == 1 && m.Mounts[0].Corrupt && !m.Mounts[0].Node && m.Mounts[0].Is(p.have.Device.Number)
+	other := func(m state.Mount) bool { return m.Node || !m.Is(p.have.Device.Number) }
+	return len(m.Mounts) > 0 && m.Mounts[0].Corrupt && !slices.ContainsFunc(m.Mounts, other)
 }
 
 // remountBroken plans to mount a broken file system anew. Its mounts are taken down only if
@@ -307,7 +308,8 @@ func (p *planner) remountBroken(s *state.Stage) Verdict {
 	case len(p.have.Keepers) > 0:
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken (it was shut down, or its device failed: see the kernel's log) and kept by %s: end that, then it is mounted anew", s.Path, strings.Join(p.have.Keepers, ", "))
 	case len(broken) < len(p.maybeBound()):
-		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and targets are covered, not broken, or cannot be looked at", s.Path)
+		other := slices.DeleteFunc(p.maybeBound(), func(part state.Part) bool { return slices.Contains(broken, part) })
+		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and what is at %s is covered, not broken, or cannot be looked at", s.Path, other[0].Path)
 	case len(bound) > 0 && !p.allowed(Unmount).Settled:
 		return p.allowed(Unmount) // without it, unbinding would lead nowhere
 	case len(bound) > 0:

@@ -33,61 +33,95 @@ const lossReset = 10 * time.Minute
 // mayRepair reports whether a step may be made. It may not if it restores what was
 // accepted, nobody waits, and repair is switched off or was undone a moment ago.
 // Each change of the repair's state is logged once.
-func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, step Step) bool {
-	part := step.Part
-	intent := want.Intent(part)
-	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts.Of(part).Settled || step.Action == MarkRaw || step.Action == GrowLayer { // neither is a repair
+func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, step Step, parts []state.Part) bool {
+	intent := want.Intent(step.Part)
+	if intent == nil || intent.Gone || !intent.Accepted || plan.Verdicts.Of(step.Part).Settled || step.Action == MarkRaw || step.Action == GrowLayer { // neither is a repair
 		return true
 	}
-	lost, turned := p.r.loss(p.id, part, len(p.waiters) > 0)
-	if !turned {
-		return lost.state == repairing
-	}
-	logger := klog.FromContext(ctx).WithValues("part", part, "losses", lost.losses)
-	switch lost.state {
-	case repairing:
-		logger.Info("Repairing what was lost")
-		if p.r.metrics != nil {
-			p.r.metrics.Repair(part.Kind)
+	lost, turned := p.r.loss(p.id, parts, len(p.waiters) > 0)
+	for _, part := range turned {
+		logger := klog.FromContext(ctx).WithValues("part", part, "losses", lost.losses)
+		switch lost.state {
+		case repairing:
+			logger.Info("Repairing what was lost")
+			if p.r.metrics != nil {
+				p.r.metrics.Repair(part.Kind)
+			}
+		case repairPutOff:
+			logger.Info("Something keeps undoing what is repaired; it is left for a while", "next", lost.next)
+		case repairOff:
+			logger.Info("Lost, and not repaired: repair is switched off")
 		}
-	case repairPutOff:
-		logger.Info("Something keeps undoing what is repaired; it is left for a while", "next", lost.next)
-	case repairOff:
-		logger.Info("Lost, and not repaired: repair is switched off")
 	}
 	return lost.state == repairing
 }
 
-// loss notes that a part does not hold. It returns the part's repair, and whether the
-// repair's state has changed.
-func (r *Reconciler) loss(id string, part state.Part, asked bool) (now repair, turned bool) {
+// together returns the parts that a step is for. A broken file system is mounted anew once all
+// its binds are gone, so none is taken down before all may be, and the stage be mounted: a target
+// that fails is better than one that shows an empty directory.
+func together(want *state.Volume, plan Plan, step Step) []state.Part {
+	parts := []state.Part{step.Part}
+	if step.Action != Unbind || want.Intent(step.Part).Gone || plan.Verdicts.Of(state.StagePart()).Settled {
+		return parts
+	}
+	for _, other := range plan.Steps {
+		if other.Action == Unbind && other.Part != step.Part && !want.Intent(other.Part).Gone {
+			parts = append(parts, other.Part)
+		}
+	}
+	return append(parts, state.StagePart())
+}
+
+// loss notes that parts do not hold, which are repaired together or not at all. It returns the
+// repair of the first one, and the parts whose repair's state has changed to that.
+func (r *Reconciler) loss(id string, parts []state.Part, asked bool) (now repair, turned []state.Part) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v := r.volume(id)
-	lost := v.repairs[part]
-	if lost == nil {
-		lost = &repair{}
-		if v.repairs == nil {
-			v.repairs = map[state.Part]*repair{}
-		}
-		v.repairs[part] = lost
+	v, at := r.volume(id), time.Now()
+	if v.repairs == nil {
+		v.repairs = map[state.Part]*repair{}
 	}
-	before := lost.state
-	switch at := time.Now(); {
-	case lost.state == repairing:
+	begun, next := true, time.Time{}
+	for _, part := range parts {
+		if v.repairs[part] == nil {
+			v.repairs[part] = &repair{}
+		}
+		if lost := v.repairs[part]; lost.state != repairing {
+			begun = false
+			if lost.next.After(next) {
+				next = lost.next
+			}
+		}
+	}
+	first := v.repairs[parts[0]]
+	put := func(off repairState) {
+		if first.state != off {
+			turned = parts[:1]
+		}
+		first.state, first.next = off, next
+	}
+	switch {
+	case begun:
 	case !asked && !r.repairs:
-		lost.state = repairOff
-	case !asked && at.Before(lost.next):
-		lost.state = repairPutOff
+		put(repairOff)
+	case !asked && at.Before(next):
+		put(repairPutOff)
 	default:
-		if at.Sub(lost.met) > lossReset {
-			lost.losses = 0
+		for _, part := range parts {
+			lost := v.repairs[part]
+			if lost.state == repairing {
+				continue
+			}
+			if at.Sub(lost.met) > lossReset {
+				lost.losses = 0
+			}
+			lost.losses++
+			lost.state, lost.met = repairing, at
+			lost.next = at.Add(r.jitter(backOff(lost.losses)))
+			turned = append(turned, part)
 		}
-		lost.losses++
-		lost.state, lost.met = repairing, at
-		lost.next = at.Add(r.jitter(backOff(lost.losses)))
 	}
-	return *lost, lost.state != before
+	return *first, turned
 }
 
 // untilResync returns the time until a volume at rest is observed again. The first resync

@@ -30,7 +30,8 @@ type pass struct {
 	waiters []*waiter              // those armed before the record was read
 	failed  map[state.Part]failure // steps of this pass
 	steps   int
-	claims  int // formats that found the device claimed
+	claims  int                 // formats that found the device claimed
+	mounted map[state.Part]bool // by steps of this pass
 	done    doneSteps
 	logger  klog.Logger   // of the last step done, which has its trace
 	last    Step          // the last step that succeeded
@@ -147,7 +148,9 @@ func (p *pass) join(waiters []*waiter) {
 // is not backing off.
 func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, bool) {
 	for _, step := range plan.Steps {
-		if p.failure(want, step.Part) == nil && p.r.due(p.id, step.Part) && p.mayRepair(ctx, want, plan, step) {
+		parts := together(want, plan, step)
+		failed := func(part state.Part) bool { return p.failure(want, part) != nil }
+		if !slices.ContainsFunc(parts, failed) && p.r.due(p.id, step.Part) && p.mayRepair(ctx, want, plan, step, parts) {
 			return step, true
 		}
 	}
@@ -161,6 +164,9 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	switch {
 	case step == p.last && revision(want, step.Part) == p.lastFor && reflect.DeepEqual(have, p.before):
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
+		return false
+	case p.mounted[step.Part] && !want.Intent(step.Part).Gone && isCorrupt(have, step.Part):
+		p.fail(want, step.Part, state.Errorf(state.Unavailable, "volume %s: %s: what was just mounted there does not work: see the kernel's log", p.id, step.Part))
 		return false
 	case p.steps > maxSteps:
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
@@ -215,9 +221,24 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 		}
 		return false
 	}
+	if step.Action == Mount || step.Action == MountSource {
+		if p.mounted == nil {
+			p.mounted = map[state.Part]bool{}
+		}
+		p.mounted[step.Part] = true
+	}
 	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(stepCtx)
 	p.last, p.lastFor, p.before = step, intent, observed
 	return true
+}
+
+// isCorrupt reports whether what is mounted for a part does not work.
+func isCorrupt(have *state.Actual, part state.Part) bool {
+	at := have.Stage.Mounts
+	if part.Kind == state.TargetKind {
+		at = have.Targets.At(part.Path).Mounts
+	}
+	return len(at) > 0 && at[0].Corrupt
 }
 
 // claimTries is how often a format is made once more in a pass because somebody had claimed
