@@ -9,6 +9,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -69,7 +70,7 @@ func (i Info) Loops() (paths []string) {
 // MountedAt returns where a device is mounted in this mount namespace. It may be gone,
 // and its node with it.
 func MountedAt(number state.DeviceNumber, path string) (places []string) {
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !shows(m, number, path), false })
+	mounts, err := mounttable.Own(func(m *mountinfo.Info) (skip, stop bool) { return !shows(m, number, path), false })
 	if err != nil {
 		return nil // then the error text lacks the paths
 	}

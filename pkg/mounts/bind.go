@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -165,7 +166,7 @@ func (h *Host) BoundAt(ctx context.Context, device state.DeviceNumber) ([]string
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
+	infos, err := mounttable.Own(func(i *mountinfo.Info) (bool, bool) {
 		return !bindsNode(i), false
 	})
 	if err != nil {
@@ -199,7 +200,7 @@ func (h *Host) ShownAt(ctx context.Context) (map[state.DeviceNumber][]string, er
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	infos, err := mountinfo.GetMounts(nil)
+	infos, err := mounttable.Own(nil)
 	if err != nil {
 		return nil, fmt.Errorf("where devices are mounted: %w", err)
 	}
@@ -232,7 +233,7 @@ func (h *Host) Elsewhere(ctx context.Context, device state.DeviceNumber) (*state
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	infos, err := mountinfo.GetMounts(nil)
+	infos, err := mounttable.Own(nil)
 	if err != nil {
 		return nil, fmt.Errorf("where device %s is mounted: %w", device, err)
 	}
@@ -250,7 +251,7 @@ func (h *Host) MountedAt(ctx context.Context, device state.DeviceNumber) ([]stri
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	infos, err := mountinfo.GetMounts(nil)
+	infos, err := mounttable.Own(nil)
 	if err != nil {
 		return nil, fmt.Errorf("where device %s is mounted: %w", device, err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -26,7 +26,8 @@ const (
 // Holders names what keeps a device, as "pid 123 (bash)": processes that have a
 // file, a directory or a mapping on its file system, or the device node itself;
 // loop devices over a file on it, or over its node; and, as "the mount at /x" or
-// "pid 123 (bash) with a mount at /x in its own mount namespace", where it is mounted.
+// "pid 123 (bash) with a mount at /x in its own mount namespace", where it is mounted; "pid
+// 123 (bash) with mounts that cannot be read" may be a holder.
 //
 // It is for error texts: at most 16 names, found within two seconds or before
 // ctx ends, only processes that /proc of this PID namespace shows, and only loop
@@ -80,9 +81,9 @@ func (h *Host) Keepers(ctx context.Context, device state.DeviceNumber, paths []s
 // remainingMounts yields the mounts that Keepers names.
 func remainingMounts(device state.DeviceNumber, going map[string]bool) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		infos, err := mountinfo.GetMounts(nil)
+		infos, err := mounttable.Own(nil)
 		if err != nil {
-			yield(fmt.Sprintf("mounts that cannot be seen (%v)", err))
+			yield(unseen(err))
 			return
 		}
 		shows := showing(device, false)
@@ -101,7 +102,7 @@ func remainingMounts(device state.DeviceNumber, going map[string]bool) iter.Seq[
 				}
 			}
 		}
-		for name := range process.InOtherNamespaces(func(proc string) (string, bool) { return remainingMountIn(proc, shows, groups) }) {
+		for name := range process.InOtherNamespaces(func(proc string) (string, bool, error) { return remainingMountIn(proc, shows, groups) }) {
 			if !yield(name) {
 				return
 			}
@@ -112,8 +113,11 @@ func remainingMounts(device state.DeviceNumber, going map[string]bool) iter.Seq[
 // remainingMountIn returns where the mount namespace of a process shows a device and no
 // unmount in one of the peer groups takes it away: an unmount reaches what is
 // mounted on a member of the group, or on a slave of it (mount_namespaces(7)).
-func remainingMountIn(proc string, shows mountinfo.FilterFunc, groups map[string]bool) (string, bool) {
-	infos := mountsOf(proc, nil)
+func remainingMountIn(proc string, shows mountinfo.FilterFunc, groups map[string]bool) (string, bool, error) {
+	infos, err := mounttable.Of(proc, nil)
+	if err != nil {
+		return "", false, err
+	}
 	parents := byID(infos)
 	for _, i := range infos {
 		if other, _ := shows(i); other {
@@ -128,11 +132,14 @@ func remainingMountIn(proc string, shows mountinfo.FilterFunc, groups map[string
 			}
 		}
 		if !goes {
-			return i.Mountpoint, true
+			return i.Mountpoint, true, nil
 		}
 	}
-	return "", false
+	return "", false, nil
 }
+
+// unseen tells that mounts of this mount namespace may be missing.
+func unseen(err error) string { return fmt.Sprintf("mounts that cannot be seen (%v)", err) }
 
 func byID(infos []*mountinfo.Info) map[int]*mountinfo.Info {
 	all := make(map[int]*mountinfo.Info, len(infos))
@@ -164,8 +171,9 @@ func belowAny(path string, dirs map[string]bool) bool {
 
 // mountsOn tells where the device is mounted in the namespace of a process.
 func mountsOn(device state.DeviceNumber) process.MountsOf {
-	return func(proc string) (all []process.Mount) {
-		for _, i := range mountsOf(proc, showing(device, false)) {
+	return func(proc string) (all []process.Mount, err error) {
+		infos, err := mounttable.Of(proc, showing(device, false))
+		for _, i := range infos {
 			e := entryOf(i)
 			m := process.Mount{ID: e.id, Point: e.point}
 			if e.device.Major == 0 && filesystem.HasOwnNumber(e.fsType) {
@@ -173,7 +181,7 @@ func mountsOn(device state.DeviceNumber) process.MountsOf {
 			}
 			all = append(all, m)
 		}
-		return all
+		return all, err
 	}
 }
 
@@ -181,11 +189,13 @@ func mountsOn(device state.DeviceNumber) process.MountsOf {
 // one of each other that a process lives in.
 func mountsShowing(device state.DeviceNumber) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		if infos, err := mountinfo.GetMounts(showing(device, false)); err == nil {
-			for _, i := range infos {
-				if !yield("the mount at " + i.Mountpoint) {
-					return
-				}
+		infos, err := mounttable.Own(showing(device, false))
+		if err != nil && !yield(unseen(err)) {
+			return
+		}
+		for _, i := range infos {
+			if !yield("the mount at " + i.Mountpoint) {
+				return
 			}
 		}
 		for name := range inOtherNamespaces(device) {
@@ -198,30 +208,16 @@ func mountsShowing(device state.DeviceNumber) iter.Seq[string] {
 
 // inOtherNamespaces yields a process of each other mount namespace that has the device.
 func inOtherNamespaces(device state.DeviceNumber) iter.Seq[string] {
-	return process.InOtherNamespaces(func(proc string) (string, bool) { return mountIn(proc, device) })
+	return process.InOtherNamespaces(func(proc string) (string, bool, error) { return mountIn(proc, device) })
 }
 
 // mountIn returns where the mount namespace of a process shows the device.
-func mountIn(proc string, device state.DeviceNumber) (string, bool) {
-	infos := mountsOf(proc, showing(device, true))
-	if len(infos) == 0 {
-		return "", false
+func mountIn(proc string, device state.DeviceNumber) (string, bool, error) {
+	infos, err := mounttable.Of(proc, showing(device, true))
+	if err != nil || len(infos) == 0 {
+		return "", false, err
 	}
-	return infos[0].Mountpoint, true
-}
-
-// mountsOf returns mounts of the namespace of a process, none if it has ended.
-func mountsOf(proc string, filter mountinfo.FilterFunc) []*mountinfo.Info {
-	f, err := os.Open(proc + "/mountinfo")
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	infos, err := mountinfo.GetMountsFromReader(f, filter)
-	if err != nil {
-		return nil
-	}
-	return infos
+	return infos[0].Mountpoint, true, nil
 }
 
 // showing passes mounts of the device, all or the first.

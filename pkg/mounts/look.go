@@ -13,6 +13,7 @@ import (
 	"k8s.io/mount-utils"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -171,7 +172,7 @@ func (h *Host) hidden(path string) (apart bool, err error) {
 		return true, nil
 	}
 	real := filepath.Join(h.real, rel)
-	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
+	infos, err := mounttable.Own(func(i *mountinfo.Info) (bool, bool) {
 		return real != i.Mountpoint && (!strings.HasPrefix(real, strings.TrimSuffix(i.Mountpoint, "/")+"/") || !covered && len(i.Mountpoint) <= len(h.real)), false
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/filesystem"
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -17,7 +18,7 @@ type mountinfoTable struct{}
 func (mountinfoTable) mask() int { return unix.STATX_MNT_ID }
 
 func (mountinfoTable) stack(id uint64) ([]entry, error) {
-	infos, err := mountinfo.GetMounts(nil)
+	infos, err := mounttable.Own(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -28,7 +29,7 @@ func (mountinfoTable) stack(id uint64) ([]entry, error) {
 // top first; nil when it is no mount point. Of two stacks at one path, one of
 // which is hidden by a mount on a directory above, it takes the later one.
 func stackAt(path string) ([]entry, error) {
-	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) { return i.Mountpoint != path, false })
+	infos, err := mounttable.Own(func(i *mountinfo.Info) (bool, bool) { return i.Mountpoint != path, false })
 	if err != nil || len(infos) == 0 {
 		return nil, err
 	}

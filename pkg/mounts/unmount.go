@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/process"
 )
@@ -112,7 +113,7 @@ func inUse(users []string) error {
 
 // mountsBelow names the first few mounts below a path.
 func mountsBelow(path string) []string {
-	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (bool, bool) {
+	infos, err := mounttable.Own(func(i *mountinfo.Info) (bool, bool) {
 		return !strings.HasPrefix(i.Mountpoint, path+"/"), false
 	})
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"os"
 	"sync"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
@@ -79,7 +79,7 @@ func (s *mountinfoPoll) read() (changes []change, all bool, err error) {
 }
 
 func (*mountinfoPoll) list() (map[uint64]watchedMount, error) {
-	infos, err := mountinfo.GetMounts(nil)
+	infos, err := mounttable.Own(nil)
 	all := make(map[uint64]watchedMount, len(infos))
 	for _, i := range infos {
 		all[uint64(i.ID)] = entryOf(i).watched()

@@ -18,6 +18,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -137,7 +138,7 @@ func lockedFile(fd int) (string, error) {
 		return "", os.NewSyscallError("statx", err)
 	}
 	major, minor := st.Dev_major, st.Dev_minor
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+	mounts, err := mounttable.Own(func(m *mountinfo.Info) (skip, stop bool) {
 		found := uint64(m.ID) == st.Mnt_id
 		return !found, found
 	})

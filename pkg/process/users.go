@@ -3,6 +3,7 @@ package process
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"os"
@@ -38,12 +39,14 @@ type Mount struct {
 }
 
 // MountsOf returns the mounts of one block device in the mount namespace of a
-// process, by its directory in /proc.
-type MountsOf func(proc string) []Mount
+// process, by its directory in /proc. os.ErrProcessDone: it has ended; after another error
+// they are unknown.
+type MountsOf func(proc string) ([]Mount, error)
 
 // Users yields what uses the files on a block device: processes, as
 // "pid 123 (bash)", and loop devices over a file on it. mountsOf tells where the
-// device is mounted. Processes that end meanwhile are passed over.
+// device is mounted. Processes that end meanwhile are passed over. One of each mount
+// namespace whose mounts cannot be read is named for that: it may use what they show.
 //
 // A process that only has the device's node open does not keep the device mounted: Holders
 // names it, Users does not.
@@ -60,11 +63,16 @@ func users(of files, mountsOf MountsOf) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		seen := map[string]files{}
 		for proc := range all() {
-			if of.in(proc, mountsOf, seen).usedBy(proc) && !yield(shortName(proc)) {
+			there, err := of.in(proc, mountsOf, seen)
+			if err != nil && !yield(unreadable(proc)) {
+				return
+			}
+			if there.usedBy(proc) && !yield(shortName(proc)) {
 				return
 			}
 		}
-		for name := range loopsOver(of.in("/proc/self", mountsOf, seen)) {
+		own, _ := of.in("/proc/self", mountsOf, seen) // one of those above told of an error
+		for name := range loopsOver(own) {
 			if !yield(name) {
 				return
 			}
@@ -91,11 +99,14 @@ func Openers(ctx context.Context, device state.DeviceNumber) string {
 }
 
 // InOtherNamespaces yields one process of each other mount namespace in which find
-// finds a mount, as "pid 123 (bash) with a mount at /x in its own mount namespace".
-func InOtherNamespaces(find func(proc string) (at string, found bool)) iter.Seq[string] {
+// finds a mount, as "pid 123 (bash) with a mount at /x in its own mount namespace", or may
+// have missed one, as "pid 123 (bash) with mounts that cannot be read". The error of find is
+// os.ErrProcessDone if the process has ended.
+func InOtherNamespaces(find func(proc string) (at string, found bool, err error)) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		own, err := os.Readlink("/proc/self/ns/mnt")
 		if err != nil {
+			yield(fmt.Sprintf("mount namespaces that cannot be seen (%v)", err))
 			return
 		}
 		seen := map[string]bool{own: true}
@@ -104,17 +115,23 @@ func InOtherNamespaces(find func(proc string) (at string, found bool)) iter.Seq[
 			if err != nil || seen[namespace] {
 				continue
 			}
-			at, found := find(proc)
-			if _, err := os.Readlink(proc + "/ns/mnt"); err != nil && !found {
-				continue // it has ended, perhaps before its mounts were read: another one tells
+			at, found, err := find(proc)
+			if errors.Is(err, os.ErrProcessDone) {
+				continue // another one tells
 			}
 			seen[namespace] = true
+			if err != nil && !yield(unreadable(proc)) {
+				return
+			}
 			if found && !yield(fmt.Sprintf("%s with a mount at %s in its own mount namespace", shortName(proc), state.Plain(at))) {
 				return
 			}
 		}
 	}
 }
+
+// unreadable names a process in whose mount namespace anything may be mounted.
+func unreadable(proc string) string { return shortName(proc) + " with mounts that cannot be read" }
 
 // searches are those of Collect. A stuck process can make one hang in /proc.
 var searches hang.Calls[struct{}]
@@ -171,19 +188,24 @@ type files struct {
 }
 
 // in returns the files in the mount namespace of a process; seen has those
-// of the namespaces met before. Mounts that cannot be read are left out.
-func (f files) in(proc string, mountsOf MountsOf, seen map[string]files) files {
+// of the namespaces met before. Mounts that cannot be read are left out, with an error for
+// the first process of the namespace, unless it has ended.
+func (f files) in(proc string, mountsOf MountsOf, seen map[string]files) (files, error) {
 	namespace, err := os.Readlink(proc + "/ns/mnt")
 	if err != nil {
-		return f
+		return f, nil
 	}
 	there, known := seen[namespace]
-	if !known {
-		there = f
-		there.mounts = mountsOf(proc)
-		seen[namespace] = there
+	if known {
+		return there, nil
 	}
-	return there
+	there = f
+	there.mounts, err = mountsOf(proc)
+	if errors.Is(err, os.ErrProcessDone) { // another one tells
+		return f, nil
+	}
+	seen[namespace] = there
+	return there, err
 }
 
 // usedBy reports whether a process uses one of the files.

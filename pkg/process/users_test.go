@@ -1,18 +1,22 @@
 package process
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -64,7 +68,7 @@ func TestNamesThatAPodChose(t *testing.T) {
 	if got := Name(cmd.Process.Pid); got != "process "+want {
 		t.Errorf("%q, want %q at its end", got, want)
 	}
-	for name := range InOtherNamespaces(func(of string) (string, bool) { return "/mnt/" + bad, of == proc }) {
+	for name := range InOtherNamespaces(func(of string) (string, bool, error) { return "/mnt/" + bad, of == proc, nil }) {
 		if want := "pid " + want + " with a mount at /mnt/a??[1m?z in its own mount namespace"; name != want {
 			t.Errorf("%q, want %q", name, want)
 		}
@@ -88,12 +92,12 @@ func TestNamespaceOfAProcessThatEnds(t *testing.T) {
 		_ = cmd.Wait()
 	}()
 	asked := 0
-	for range InOtherNamespaces(func(proc string) (string, bool) {
+	for range InOtherNamespaces(func(proc string) (string, bool, error) {
 		if !slices.Contains(both, proc) {
-			return "", false
+			return "", false, nil
 		}
 		if asked++; asked > 1 {
-			return "/found", true
+			return "/found", true, nil
 		}
 		pid, err := strconv.Atoi(filepath.Base(proc))
 		require.NoError(t, errors.Join(err, unix.Kill(pid, unix.SIGKILL)))
@@ -103,9 +107,40 @@ func TestNamespaceOfAProcessThatEnds(t *testing.T) {
 		for proc := proc; err == nil; { // a zombie of init has no namespace either
 			_, err = os.Readlink(proc + "/ns/mnt")
 		}
-		return "", false
+		return "", false, os.ErrProcessDone
 	}) {
 		return
 	}
 	t.Errorf("the namespace was asked %d times", asked)
+}
+
+// A namespace whose mounts cannot be read may have any.
+func TestMountsThatCannotBeRead(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", "echo ready; exec sleep 1000")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+	_, err = fmt.Fscanln(out, new(string))
+	require.NoError(t, err)
+	proc := fmt.Sprint("/proc/", cmd.Process.Pid)
+	for title, names := range map[string]iter.Seq[string]{
+		"mounts": InOtherNamespaces(func(of string) (string, bool, error) {
+			if of == proc {
+				return "", false, bufio.ErrTooLong
+			}
+			return "", false, nil
+		}),
+		"users": Users(state.DeviceNumber{Minor: 1 << 19}, func(of string) ([]Mount, error) {
+			if of == proc {
+				return nil, bufio.ErrTooLong
+			}
+			return nil, nil
+		}),
+	} {
+		found := slices.Collect(names)
+		if len(found) != 1 || !strings.HasPrefix(found[0], fmt.Sprintf("pid %d (", cmd.Process.Pid)) || !strings.HasSuffix(found[0], ") with mounts that cannot be read") {
+			t.Errorf("%s: %q", title, found)
+		}
+	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/filesystem"
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -276,7 +277,7 @@ func isPart(a, b blockdev.Info) bool {
 // disk that it is a partition of, is bound in this mount namespace, as raw volumes are shown to
 // pods, of whatever driver. They do not claim it.
 func unbound(info blockdev.Info) error {
-	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+	infos, err := mounttable.Own(func(i *mountinfo.Info) (skip, stop bool) {
 		return i.Root == "/" || i.FSType != "devtmpfs" && i.FSType != "tmpfs", false
 	})
 	if err != nil {
