@@ -74,7 +74,9 @@ func TestBrokenFilesystem(t *testing.T) {
 			must(t, h.Unmount(ctx, target))
 			must(t, h.Unmount(ctx, stage))
 			d.Held = true // as the copy holds it
-			wantClass(t, h.MountDevice(ctx, d, stage, fsType, state.Flags{}, false), state.Unavailable, "is broken and kept by", copied)
+			err := h.MountDevice(ctx, d, stage, fsType, state.Flags{}, false)
+			wantClass(t, err, state.Unavailable, "is broken and kept by", copied)
+			says(err.Error(), false, fmt.Sprintf("pid %d ", os.Getpid()))
 			wantFile(t, h, stage, state.Directory)
 			stop(private)
 			wantFree(t, d)

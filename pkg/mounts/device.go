@@ -1,9 +1,11 @@
 package mounts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -45,15 +47,20 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 	if err := h.Check(path); err != nil {
 		return err
 	}
-	if err := verifyNode(device); err != nil {
+	held, err := openDevice(device)
+	if err != nil {
 		return err
 	}
+	defer held.Close()
 	mnt, err := newMount(device, fsType, flags, readOnly)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(mnt) // unmounts it, unless it was attached
+	defer func() { unix.Close(mnt) }() // unmounts it, unless it was attached
 	if err := verifySuper(mnt, device, fsType); filesystem.IsBroken(err) {
+		held.Close()
+		unix.Close(mnt)
+		mnt = -1 // this process is none of the holders
 		kept := "nobody that can be seen from here"
 		if holders := Holders(ctx, device.Number); len(holders) > 0 {
 			kept = strings.Join(holders, ", ")
@@ -74,10 +81,37 @@ func (h *Host) mountDevice(ctx context.Context, device state.Device, path, fsTyp
 	return nil
 }
 
-// verifyNode makes sure that a device node was not made anew for another device:
-// mounting that would already write to it.
+// openDevice opens a device, and makes sure that its node was not made anew for another one:
+// mounting that would already write to it. The kernel is told what to mount by the path, and
+// as long as the device is open, no other gets its number; an open loop device that shows
+// nothing could still be given another file.
+func openDevice(device state.Device) (*os.File, error) {
+	f, err := rawfile.Open(device.Path, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, cmp.Or(verifyNode(device), err)
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(int(f.Fd()), &st); err == nil {
+		err = verifyNumber(device, devnode.NumberOf(st.Rdev), st.Mode&unix.S_IFMT == unix.S_IFBLK)
+	}
+	if size, seekErr := f.Seek(0, io.SeekEnd); err == nil && size == 0 {
+		err = cmp.Or(seekErr, fmt.Errorf("%s is empty now: it is being detached", device.Path))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// verifyNode makes sure that the node of a device is at its path.
 func verifyNode(device state.Device) error {
-	switch number, ok := devnode.NumberAt(device.Path); {
+	number, ok := devnode.NumberAt(device.Path)
+	return verifyNumber(device, number, ok)
+}
+
+// verifyNumber is about what is at the path of a device: whether that is a block device, and which.
+func verifyNumber(device state.Device, number state.DeviceNumber, ok bool) error {
+	switch {
 	case !ok:
 		return fmt.Errorf("%s is no block device now: it should be device %s", device.Path, device.Number)
 	case number != device.Number:

@@ -5,11 +5,16 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestMountDevice(t *testing.T) {
@@ -162,6 +167,47 @@ func TestWrongNodeIsNotWrittenTo(t *testing.T) {
 	if !bytes.Equal(before, after) {
 		t.Error("the device was written to")
 	}
+}
+
+// What becomes of a device while it is mounted, it keeps its number: another one is not mounted
+// in its place. The mount waits for a server that does not answer before the kernel has opened
+// the device.
+func TestMountDeviceHoldsTheDevice(t *testing.T) {
+	h, root := newHost(t)
+	d, dead := newDevice(t, root, "ext4"), filepath.Join(root, "dead")
+	server := mountDead(t, dead)
+	flags, mounted := state.Flags{Super: []string{"journal_path=" + dead + "/journal"}}, make(chan error, 1)
+	go func() { mounted <- h.MountDevice(t.Context(), d, filepath.Join(root, "stage"), "ext4", flags, false) }()
+	for since := time.Now(); !opened(t, d.Number); time.Sleep(time.Millisecond) {
+		if time.Since(since) > 10*time.Second {
+			t.Fatal("the device is not held")
+		}
+	}
+	run(t, "losetup", "--detach", d.Path)
+	if out, err := tryRun("losetup", d.Path, machine.Image(t, 1<<20)); err == nil {
+		t.Error("its number was given to another device")
+	} else if !strings.Contains(out, "busy") {
+		t.Error(out)
+	}
+	must(t, server.Close())
+	if err := <-mounted; err == nil {
+		t.Error("it was mounted without a journal")
+	}
+	if !machine.AwaitDetached(d.Path, d.Backing) {
+		t.Error("the device is still held")
+	}
+	wantClass(t, h.MountDevice(t.Context(), d, filepath.Join(root, "stage"), "ext4", state.Flags{}, false), state.Unavailable, d.Path, "detached")
+}
+
+// opened reports whether this process has a device open.
+func opened(t *testing.T, device state.DeviceNumber) bool {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+		number, ok := devnode.NumberAt("/proc/self/fd/" + fd.Name())
+		return ok && number == device
+	})
 }
 
 // A mount that shows another device than it should is given up.
