@@ -135,7 +135,7 @@ func TestRefusalIsTold(t *testing.T) {
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: []string{"nonsense=1"}}},
 	}
-	for _, id := range []string{"vol", "stranger"} {
+	for _, id := range []string{"vol", "stranger", "no/volume"} { // the last can be no volume's
 		_, err := csi.NewNodeClient(conn).NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: c.KubeletDir + "/" + id, VolumeCapability: capability})
 		if err == nil {
 			t.Fatalf("volume %s is staged with a mount flag that is none", id)
@@ -147,10 +147,12 @@ func TestRefusalIsTold(t *testing.T) {
 		}
 	}
 	node, err := ReadReport(t.Context(), c.StateDir, Options{})
-	if err != nil || len(node.Volumes) != 0 || len(node.Refusals) != 2 || node.Refusals[0].Volume != "stranger" || node.Refusals[1].Call != "NodeStageVolume" {
+	if err != nil || len(node.Volumes) != 0 || len(node.Refusals) != 3 || node.Refusals[1].Volume != "stranger" || node.Refusals[1].Call != "NodeStageVolume" {
 		t.Errorf("the status tells %+v (%v)", node, err)
 	}
-	if _, err := readExplanation(t.Context(), c.StateDir, "unheard-of", Options{}); err == nil {
-		t.Error("a volume of which nothing is known is explained")
+	for _, id := range []string{"unheard-of", "un/heard"} {
+		if _, err := readExplanation(t.Context(), c.StateDir, id, Options{}); err == nil {
+			t.Errorf("volume %s, of which nothing is known, is explained", id)
+		}
 	}
 }

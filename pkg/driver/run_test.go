@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -17,6 +18,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/csi-node/csi-node/pkg/command"
+	"github.com/csi-node/csi-node/pkg/devices/disk"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -102,6 +104,34 @@ func TestRun(t *testing.T) {
 	}
 	if _, err := os.Lstat(strings.TrimPrefix(c.Endpoint, "unix://")); !os.IsNotExist(err) {
 		t.Errorf("its socket is left (%v)", err)
+	}
+}
+
+// The id of a disk may be one that the default backend refuses. An unstage that is asked for
+// again finds neither a record nor a note of it.
+func TestUnstageOfADiskTwice(t *testing.T) {
+	c, o := testConfig(t), testOptions()
+	o.Backends = append(o.Backends, disk.Kind())
+	conn, _ := servingWith(t, c, o)
+	node := csi.NewNodeClient(conn)
+	const id = "/dev/disk/by-id/none"
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: id, StagingTargetPath: c.KubeletDir + "/stage", VolumeCapability: rawCapability(),
+		VolumeContext: map[string]string{"backend": "disk", "path": id},
+	})
+	if status.Code(err) != codes.DeadlineExceeded {
+		t.Fatalf("a disk that is not there: %v", err)
+	}
+	for range 2 {
+		_, err := node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.KubeletDir + "/stage"})
+		require.NoError(t, err)
+	}
+	_, err = node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: c.KubeletDir + "/target"})
+	require.NoError(t, err)
+	if _, err := node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: c.KubeletDir + "/stage"}); status.Code(err) != codes.NotFound {
+		t.Errorf("its stats: %v", err)
 	}
 }
 

@@ -342,12 +342,13 @@ func (p *plugin) refusedBeside(volumes []report.Volume) []report.Refusal {
 // The plugin answers before that, if only with what it is waiting for.
 const timeoutHeader = "Csi-Node-Timeout"
 
-// serveVolume serves a request about the volume that the path names.
+// serveVolume serves a request about the volume that the path names. Of a call that was
+// refused because of the id there is something to tell.
 func (p *plugin) serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
 	return serveInTime(func(ctx context.Context, req *http.Request) (any, error) {
 		id := req.PathValue("id")
-		if p.store.Get(id) == nil {
-			if err := p.devices.ValidateID(ctx, id); err != nil {
+		if p.store.Get(id) == nil && p.refusals.of(id) == nil {
+			if err := p.devices.ValidateID(id); err != nil {
 				return nil, err
 			}
 		}

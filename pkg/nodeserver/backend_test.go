@@ -31,10 +31,15 @@ func TestBackendOfARequest(t *testing.T) {
 	if err != nil || f.records[diskID].Backend != "disk" {
 		t.Errorf("after the unstage the backend is %q (%v)", f.records[diskID].Backend, err)
 	}
-	s, _ = emptyServer() // the store is lost
+	s, _ = emptyServer() // the record is lost, or was ended by an unstage before this one
 	if _, err := s.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: diskID, StagingTargetPath: staging}); err != nil {
 		t.Errorf("an unstage by the id alone: %v", err)
 	}
+	if _, err := s.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: diskID, TargetPath: target}); err != nil {
+		t.Errorf("an unpublish by the id alone: %v", err)
+	}
+	_, err = s.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: diskID, VolumePath: target})
+	check(t, err, state.NotFound, "")
 	s, f = emptyServer()
 	f.err = state.Errorf(state.DeadlineExceeded, "hangs")
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeId, r.VolumeContext = diskID, context }), state.DeadlineExceeded, "")

@@ -21,7 +21,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		return nil, err
 	}
 	id := req.GetVolumeId()
-	if err := s.volumeID(ctx, id); err != nil {
+	if err := s.volumeID(id); err != nil {
 		return nil, err
 	}
 	if err := s.volumePath(id, req.GetVolumePath()); err != nil {

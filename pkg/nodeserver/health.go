@@ -18,7 +18,7 @@ import (
 // It answers within answerTimeout, even if the volume does not.
 func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
-	if err := s.volumeID(ctx, id); err != nil {
+	if err := s.volumeID(id); err != nil {
 		return nil, err
 	}
 	for _, given := range []struct{ field, path string }{{"volume_publish_path", req.GetVolumePublishPath()}, {"staging_target_path", req.GetStagingTargetPath()}} {

@@ -203,11 +203,6 @@ func (fakeDisk) Validate(v devices.Volume) error {
 	return nil
 }
 
-// Owns answers as a note would.
-func (fakeDisk) Owns(_ context.Context, id string) (bool, error) {
-	return strings.HasPrefix(id, "disk/"), nil
-}
-
 func (fakeDisk) PublishIdentity(_ devices.Volume, key string) bool { return key != "portal" }
 
 type fakeFilesystems struct{}

@@ -90,7 +90,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err != nil {
 		return nil, err
 	}
-	if err := s.volumeID(ctx, req.GetVolumeId()); err != nil {
+	if err := s.volumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := s.path(req.GetVolumeId(), "target_path", req.GetTargetPath()); err != nil {

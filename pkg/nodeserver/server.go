@@ -57,8 +57,8 @@ type Backends interface {
 	// Validate returns InvalidArgument for a volume that its backend can never
 	// have, or whose backend the plugin lacks. It is pure.
 	Validate(v devices.Volume) error
-	// ValidateID returns InvalidArgument for an id that no volume can have.
-	ValidateID(ctx context.Context, id string) error
+	// ValidateID returns InvalidArgument for an id that no volume of any backend can have.
+	ValidateID(id string) error
 	// PublishIdentity reports whether a key of the publish context is part of
 	// what is asked for.
 	PublishIdentity(v devices.Volume, key string) bool

@@ -53,7 +53,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	if err != nil {
 		return nil, err
 	}
-	if err := s.volumeID(ctx, req.GetVolumeId()); err != nil {
+	if err := s.volumeID(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if err := s.path(req.GetVolumeId(), "staging_target_path", req.GetStagingTargetPath()); err != nil {

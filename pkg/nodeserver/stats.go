@@ -26,7 +26,7 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 		return nil, err
 	}
 	id, path := req.GetVolumeId(), req.GetVolumePath()
-	if err := s.volumeID(ctx, id); err != nil {
+	if err := s.volumeID(id); err != nil {
 		return nil, err
 	}
 	if err := s.volumePath(id, path); err != nil {

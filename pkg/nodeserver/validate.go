@@ -23,14 +23,14 @@ const (
 
 // volumeID checks the id in a request that says nothing else about the volume. An id
 // with a record passes: it was checked before, perhaps by another version.
-func (s *Server) volumeID(ctx context.Context, id string) error {
+func (s *Server) volumeID(id string) error {
 	if id == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
 	if s.Records.Get(id) != nil {
 		return nil
 	}
-	return s.Backends.ValidateID(ctx, id)
+	return s.Backends.ValidateID(id)
 }
 
 // volume checks what a request says about the volume. A backend that this plugin lacks
