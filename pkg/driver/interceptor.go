@@ -36,17 +36,25 @@ var grpcCodes = map[state.Class]codes.Code{
 }
 
 // statusCodes turns the class of an error into its gRPC code. Errors that are
-// a gRPC status already, such as those of unimplemented RPCs, pass unchanged.
+// a gRPC status already, such as those of unimplemented RPCs, pass unchanged. One that is
+// wrapped, such as that of an array's API, says nothing of the call.
 func statusCodes(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if err == nil {
 		return resp, nil
 	}
-	if _, ok := status.FromError(err); ok {
+	if isStatus(err) {
 		return nil, err
 	}
 	message := strings.ReplaceAll(err.Error(), "\n", "; ") // joined errors are on several lines
 	return nil, status.Error(grpcCodes[state.ClassOf(err)], short(message, maxMessage))
+}
+
+// isStatus reports whether an error is a gRPC status itself: status.FromError finds also one
+// that it wraps.
+func isStatus(err error) bool {
+	_, is := err.(interface{ GRPCStatus() *status.Status })
+	return is
 }
 
 // ownNameInErrors writes the program's own name into errors that name the engine's program.
@@ -55,7 +63,7 @@ func (o Options) ownNameInErrors(ctx context.Context, req any, _ *grpc.UnaryServ
 	if err == nil {
 		return resp, nil
 	}
-	if _, isStatus := status.FromError(err); isStatus { // of a service that the driver's builder added
+	if isStatus(err) { // of a service that the driver's builder added
 		return nil, err
 	}
 	if text := o.inOwnName(err.Error()); text != err.Error() {

@@ -42,17 +42,20 @@ func TestEveryClassHasItsCode(t *testing.T) {
 }
 
 func TestStatusCodes(t *testing.T) {
+	array := status.Error(codes.NotFound, "no such LUN on this path") // of an API that speaks gRPC
 	for title, test := range map[string]struct {
 		err  error
 		want codes.Code
 	}{
-		"success":        {nil, codes.OK},
-		"unclassified":   {errors.New("no class"), codes.Unavailable},
-		"deadline":       {fmt.Errorf("looking: %w", context.DeadlineExceeded), codes.DeadlineExceeded},
-		"canceled":       {context.Canceled, codes.Canceled},
-		"a status":       {status.Error(codes.Unimplemented, "no such RPC"), codes.Unimplemented},
-		"the outermost":  {state.Errorf(state.Unavailable, "%w", state.Errorf(state.NotFound, "x")), codes.Unavailable},
-		"beneath a text": {fmt.Errorf("volume v: %w", state.Errorf(state.OutOfRange, "x")), codes.OutOfRange},
+		"success":                {nil, codes.OK},
+		"unclassified":           {errors.New("no class"), codes.Unavailable},
+		"deadline":               {fmt.Errorf("looking: %w", context.DeadlineExceeded), codes.DeadlineExceeded},
+		"canceled":               {context.Canceled, codes.Canceled},
+		"a status":               {status.Error(codes.Unimplemented, "no such RPC"), codes.Unimplemented},
+		"a vendor's":             {fmt.Errorf("volume v: %w", array), codes.Unavailable},
+		"a vendor's, classified": {state.Errorf(state.ResourceExhausted, "%w", array), codes.ResourceExhausted},
+		"the outermost":          {state.Errorf(state.Unavailable, "%w", state.Errorf(state.NotFound, "x")), codes.Unavailable},
+		"beneath a text":         {fmt.Errorf("volume v: %w", state.Errorf(state.OutOfRange, "x")), codes.OutOfRange},
 	} {
 		t.Run(title, func(t *testing.T) {
 			resp, err := statusCodes(t.Context(), nil, stageCall, answering(test.err))

@@ -127,6 +127,9 @@ func TestMessagesNameTheProgram(t *testing.T) {
 	if err == nil || err.Error() != want || state.ClassOf(err) != state.FailedPrecondition {
 		t.Errorf("a call says %v", err)
 	}
+	if _, err = o.ownNameInErrors(t.Context(), nil, nil, answering(fmt.Errorf("%s: %w", text, status.Error(codes.NotFound, "no LUN")))); !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("a call that an array's API has failed says %v", err)
+	}
 	w := httptest.NewRecorder()
 	if n, err := (ownName{w, o}).Write([]byte(text)); err != nil || n != len(text) || w.Body.String() != want {
 		t.Errorf("the status socket says %q (%d bytes, %v)", w.Body, n, err)
