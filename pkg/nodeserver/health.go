@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -44,12 +45,16 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	return volumeHealth(id, s.Reconciler.Report(want, have).Health()...), nil
 }
 
+// silence is how long a look must have run before its volume is said not to answer: a little
+// less than its caller waits, who began before it.
+const silence = answerTimeout * 9 / 10
+
 // unusable returns the reason of a volume whose look failed with err; empty: err says nothing of
-// the volume, but that the caller has left.
+// the volume, but that the caller has left, or had no time for the look.
 func unusable(err error) (reason string) {
 	class := state.ClassOf(err)
 	switch hangs := (noAnswer{}); {
-	case errors.As(err, &hangs):
+	case errors.As(err, &hangs) && (hangs.cause != nil || time.Since(hangs.since) >= silence):
 		return "DoesNotAnswer"
 	case err == nil, class == state.DeadlineExceeded, class == state.Canceled:
 		return ""

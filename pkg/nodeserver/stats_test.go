@@ -389,6 +389,34 @@ func TestHealthOfAHungVolume(t *testing.T) {
 	})
 }
 
+// A call that has little time for its look says nothing of a volume that is only slower.
+func TestHealthWithoutTimeForALook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPatient()
+		slow := make(chan struct{})
+		p.Reconciler = hangs{p.fakeNode, slow}
+		ctx, cancel := context.WithTimeout(t.Context(), answerTimeout/2)
+		defer cancel()
+		_, err := p.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+		check(t, err, state.DeadlineExceeded, "not answered")
+		close(slow)
+		synctest.Wait()
+
+		// Another's look takes most of its time.
+		p.Reconciler, p.hang = p.fakeNode, make(chan struct{})
+		var stats sync.WaitGroup
+		stats.Go(func() { _, _, _, _ = p.stats(t, id, target, time.Minute) }) // its answer does not matter
+		synctest.Wait()
+		slow = make(chan struct{})
+		p.Reconciler = hangs{p.fakeNode, slow}
+		time.AfterFunc(answerTimeout-answerTimeout/10, func() { close(p.hang) })
+		_, err = p.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+		check(t, err, state.DeadlineExceeded, "not answered")
+		close(slow)
+		stats.Wait()
+	})
+}
+
 // hangs does not return from a look until it is closed.
 type hangs struct {
 	*fakeNode
