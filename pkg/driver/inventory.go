@@ -28,7 +28,7 @@ type inventory struct {
 type listedVolume struct {
 	ID        string `json:"id"`
 	Backend   string `json:"backend"`
-	Bytes     int64  `json:"bytes,omitempty"`
+	Bytes     int64  `json:"bytes,omitempty"`     // without those that its layers take
 	Block     bool   `json:"block,omitempty"`     // it was made to be a raw block device
 	FSType    string `json:"fsType,omitempty"`    // else the file system that it was made for; empty: not known
 	Formatted string `json:"formatted,omitempty"` // the file system that it has; empty: none, or not known
@@ -110,7 +110,8 @@ func (p *plugin) describe(ctx context.Context, name string, backend devices.Prov
 		v.Error = err.Error()
 		return v, true
 	}
-	v.Bytes, v.Block, v.FSType, v.Parameters, v.Context = have.Bytes, have.Use.Block, have.Use.FSType, have.Parameters, have.Context
+	v.Bytes = max(have.Bytes-p.devices.Overhead(have.Context), 0) // as ListVolumes tells
+	v.Block, v.FSType, v.Parameters, v.Context = have.Use.Block, have.Use.FSType, have.Parameters, have.Context
 	of.Context = have.Context
 	for _, layer := range p.layers {
 		if layer.Wanted(of) {

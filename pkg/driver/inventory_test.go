@@ -13,6 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/luks"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -51,6 +53,22 @@ func TestInventory(t *testing.T) {
 	conn, _ = serving(t, c) // takes up what is there, and ends it
 	_, err = csi.NewNodeClient(conn).NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "b", StagingTargetPath: stage.StagingTargetPath})
 	require.NoError(t, err)
+}
+
+// An encrypted volume has the same size in all lists: that which was asked for.
+func TestInventoryOfLayers(t *testing.T) {
+	c, o := testConfig(t), testOptions()
+	o.Layers = []devices.Layer{luks.New()}
+	conn, _ := servingWith(t, c, o)
+	made, err := csi.NewControllerClient(conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "sealed", CapacityRange: &csi.CapacityRange{RequiredBytes: 4 * testVolumeBytes}, Parameters: map[string]string{"encryption": "luks2"},
+		VolumeCapabilities: []*csi.VolumeCapability{rawCapability()},
+	})
+	require.NoError(t, err)
+	all, err := readInventory(t.Context(), c.StateDir, o)
+	if want := made.GetVolume().GetCapacityBytes(); err != nil || len(all.Volumes) != 1 || all.Volumes[0].Bytes != want || want != 4*testVolumeBytes {
+		t.Errorf("a volume of %d bytes is listed as %+v (%v)", want, all.Volumes, err)
+	}
 }
 
 func exampleInventory() inventory {
