@@ -82,5 +82,5 @@ func (s *Server) sizeOf(r *csi.CapacityRange, use devices.Use) (devices.SizeRang
 	case required > devices.LargestBytes:
 		return devices.SizeRange{}, state.Errorf(state.OutOfRange, "a volume cannot have %d bytes", required)
 	}
-	return devices.SizeRange{Required: required, Limit: limit, Smallest: smallest}, nil
+	return devices.SizeRange{Required: required, Limit: min(limit, devices.LargestBytes), Smallest: smallest}, nil
 }

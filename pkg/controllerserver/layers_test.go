@@ -70,6 +70,11 @@ func TestLayerOfAClass(t *testing.T) {
 		if err != nil || resp.GetVolume().GetCapacityBytes() != above(devices.DefaultBytes) {
 			t.Errorf("%s: of no size: %v (%v)", backend, resp, err)
 		}
+		for _, p := range []change{with, without} { // a backend gets no limit that a sum could overflow
+			if _, want, err := s.wanted(request(size(gib, 1<<63-1), p)); err != nil || want.Size.Limit != devices.LargestBytes {
+				t.Errorf("%s: wanted is %+v (%v)", backend, want.Size, err)
+			}
+		}
 		plain, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": backend}})
 		require.NoError(t, err)
 		capacity, err := s.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": backend, "seal": "wax"}})

@@ -50,7 +50,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 			return err
 		}
 		overhead := s.Backends.Overhead(devices.Recorded(v).Context) // the backend's device is larger by that
-		least, most := bytes+overhead, limit
+		least, most := bytes+overhead, min(limit, devices.LargestBytes)
 		if limit > 0 {
 			most += overhead
 		}

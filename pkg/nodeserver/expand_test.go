@@ -106,12 +106,15 @@ func TestExpandWithLayers(t *testing.T) {
 	s, f := newServer()
 	s.Backends.(*devices.Set).KeepLayers([]devices.Layer{wide{}})
 	f.staged(asExt4).Stage.Context = map[string]string{"layer": "wide"}
-	_, err := s.NodeExpandVolume(t.Context(), expandRequest(func(r *csi.NodeExpandVolumeRequest) {
-		r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * gib, LimitBytes: 3 * gib}
-	}))
-	require.NoError(t, err)
-	if size := f.records[id].Size; size.Bytes != 2*gib+mib || size.Limit != 3*gib+mib {
-		t.Errorf("asked for %+v", size)
+	for limit, want := range map[int64]int64{0: 0, 3 * gib: 3*gib + mib, 1<<63 - 1: devices.LargestBytes + mib} {
+		f.records[id].Size = nil
+		_, err := s.NodeExpandVolume(t.Context(), expandRequest(func(r *csi.NodeExpandVolumeRequest) {
+			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * gib, LimitBytes: limit}
+		}))
+		require.NoError(t, err)
+		if size := f.records[id].Size; size.Bytes != 2*gib+mib || size.Limit != want {
+			t.Errorf("with a limit of %d asked for %+v", limit, size)
+		}
 	}
 }
 
