@@ -208,9 +208,6 @@ func (p *plugin) open(ctx context.Context) (err error) {
 		}
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
 	}
-	if err := p.mounts.Sweep(); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot remove what a process that was killed has left", "directory", p.KubeletDir)
-	}
 	if p.pods, err = pods.New(p.KubeletDir); err != nil {
 		return fmt.Errorf("--kubelet-dir %s: %w", p.KubeletDir, err)
 	}
@@ -230,6 +227,9 @@ func (p *plugin) open(ctx context.Context) (err error) {
 	// The store's lock is taken before anything that two processes must not share.
 	if p.store, err = store.Open(ctx, p.StateDir, bootID); err != nil {
 		return err
+	}
+	if err := p.mounts.Sweep(); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot remove what a process that was killed has left", "directory", p.KubeletDir)
 	}
 	p.spellRecords(ctx)
 	if err := p.openVolumes(ctx); err != nil {

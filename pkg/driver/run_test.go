@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -104,6 +105,21 @@ func TestRun(t *testing.T) {
 	}
 	if _, err := os.Lstat(strings.TrimPrefix(c.Endpoint, "unix://")); !os.IsNotExist(err) {
 		t.Errorf("its socket is left (%v)", err)
+	}
+}
+
+// One that waits for another to end takes away nothing that the other is making.
+func TestRunBesideAnother(t *testing.T) {
+	p := openPlugin(t)
+	spare := filepath.Join(p.KubeletDir, ".csi-node-spare-0123456789abcdef")
+	require.NoError(t, os.Mkdir(spare, 0o700))
+	ctx, giveUp := context.WithCancel(t.Context())
+	giveUp()
+	if err := Run(ctx, p.Config, testOptions()); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ends with %v", err)
+	}
+	if _, err := os.Stat(spare); err != nil {
+		t.Error(err)
 	}
 }
 
