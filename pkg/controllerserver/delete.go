@@ -12,7 +12,8 @@ import (
 )
 
 // DeleteVolume deletes a volume and its data. One that does not, or cannot, exist is
-// deleted already, and so is one of a backend that does not create volumes.
+// deleted already, and so is one of a backend that does not create volumes. So is one of a
+// backend that this plugin lacks: the id does not tell it from one that does not exist.
 //
 // FailedPrecondition: the volume is still in use, at the paths named.
 func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
