@@ -8,7 +8,8 @@
 //	csi-node:<place>:<name>   a file: see Tag
 //	csi-node:view             a read-only view of the block device lo_rdevice
 //
-// A pod can change the tag of a device that it has raw, which is undone: see restore.go.
+// A pod can change the tag of a device that it has raw, which is undone, or attach that device
+// anew with the tag of another volume, which is not believed: see restore.go.
 //
 // Any other loop device over the file of a Target is foreign: it is reported, and
 // neither detached nor attached a second time. An index remembers which device was last
@@ -57,8 +58,8 @@ const (
 	tagSize = 63
 )
 
-// Tag returns the tag of a name in a place, which must not contain a colon. A name that
-// is too long is cut, and gets a hash at its end.
+// Tag returns the tag of a name in a place, which must not contain a colon. The name is that
+// of the volume, as in Numbers. If it is too long it is cut, and gets a hash at its end.
 func Tag(place, name string) string {
 	prefix := tagPrefix + place + ":"
 	if room := tagSize - len(prefix); len(name) > room {
@@ -162,7 +163,8 @@ func (s *Devices) Recognize(ctx context.Context, files map[FileID]Known) error {
 		if !is {
 			continue
 		}
-		if published := s.numbers.Owner != nil && s.numbers.Owner(d.number) == known.Volume; published && !(Target{Tag: known.Tag}).Owns(d) {
+		own := Target{Tag: known.Tag}
+		if !own.Owns(d) && s.owner(d.number) == known.Volume {
 			done, err := s.Turn(ctx, d.name)
 			if err != nil {
 				return err
@@ -170,7 +172,14 @@ func (s *Devices) Recognize(ctx context.Context, files map[FileID]Known) error {
 			d = restore(ctx, d, known.Tag)
 			done()
 		}
-		if s.Seen(known.Tag) == "" {
+		s.mu.Lock()
+		seen := s.index[known.Tag]
+		s.mu.Unlock()
+		switch {
+		case seen.name == "":
+			s.remember(known.Tag, d)
+		case own.Owns(d) && seen.was.File() != d.File(): // which beats a tag alone
+			logForged(ctx, &seen.was)
 			s.remember(known.Tag, d)
 		}
 	}

@@ -39,6 +39,14 @@ type Numbers struct {
 // anything is attached.
 func (s *Devices) Reserve(numbers Numbers) { s.numbers = numbers }
 
+// owner returns the volume that is published with a number, "" for none.
+func (s *Devices) owner(number state.DeviceNumber) (volume string) {
+	if s.numbers.Owner == nil {
+		return ""
+	}
+	return s.numbers.Owner(number)
+}
+
 // reserved reports whether the number of a free device is kept for somebody else.
 func (s *Devices) reserved(name string, r Request) (bool, error) {
 	number, err := numberOf(name)
@@ -49,11 +57,7 @@ func (s *Devices) reserved(name string, r Request) (bool, error) {
 }
 
 func (s *Devices) reservedNumber(number state.DeviceNumber, r Request) (bool, error) {
-	owner := ""
-	if s.numbers.Owner != nil {
-		owner = s.numbers.Owner(number)
-	}
-	switch {
+	switch owner := s.owner(number); {
 	case owner != "":
 		return owner != r.Volume, nil
 	case s.numbers.Bound == nil:

@@ -19,12 +19,44 @@ const loopChangeFD = 0x4c06 // LOOP_CHANGE_FD in the kernel's include/uapi/linux
 // attached: LOOP_SET_STATUS64 sets its tag and which part of the backing it shows. The plugin
 // would not know its own device any more, or take it for that of another volume. What such a
 // pod cannot change, unless it detaches the device, are the backing and the sequence number.
+//
+// It can also detach the device (LOOP_CLR_FD), and attach the number anew over a file of its
+// own with any tag (LOOP_CONFIGURE). That is not undone: such a device is left alone, and does
+// not stand for the volume of the tag. What a pod cannot make it show is the file of another
+// volume, and it has no device but the one that its own volume is published as.
 
 // altered reports whether a device is attached as it was, and has another tag or shows
 // another part of its backing.
 func (d *Device) altered(was *Device) bool {
 	return was.sequence != 0 && d.sequence == was.sequence && d.File() == was.File() && isTag(was.Tag()) && was.showsAll() &&
 		(d.Tag() != was.Tag() || !d.showsAll())
+}
+
+// forged reports whether a device has the tag of a target, and is not the target's: it shows
+// another file, and its number is published for another volume, or for none while its backing
+// does not look like an earlier file of the target, nor was the device seen to show that file
+// before (LOOP_CHANGE_FD).
+func (s *Devices) forged(ctx context.Context, t Target, d *Device) bool {
+	if t.isView() || d.Tag() != t.Tag || t.File != nil && d.File() == t.File.ID {
+		return false
+	}
+	if owner := s.owner(d.number); owner != "" && t.isFor(owner) || owner == "" && (t.File == nil || t.mayBeAt(backingOf(d.name)) || s.showed(t, d)) {
+		return false
+	}
+	logForged(ctx, d)
+	return true
+}
+
+// showed reports whether the index saw a device, read-only as it is, show the file of a target.
+func (s *Devices) showed(t Target, d *Device) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.index[t.key()].was
+	return was.name == d.name && was.File() == t.File.ID && d.swappedSince(&was)
+}
+
+func logForged(ctx context.Context, d *Device) {
+	klog.FromContext(ctx).Info("A loop device has the tag of a volume and does not show it, so it is left alone: a pod that has a device raw can attach it anew like that", "device", d.name, "tag", d.Tag(), "backing", d.Backing())
 }
 
 // restore gives an altered device its tag, and lets it show all of its backing. The caller
@@ -91,7 +123,7 @@ func (s *Devices) swapped(ctx context.Context, d *Device, over state.DeviceNumbe
 	if s.Seen(ViewOf(d.over()).key()) == d.name {
 		return false // another volume's view has the number by now
 	}
-	return s.numbers.Owner != nil && s.shownAsView(ctx, s.numbers.Owner(d.number), d.number)
+	return s.shownAsView(ctx, s.owner(d.number), d.number)
 }
 
 // shownAsView reports whether the view of a volume has a number for sure: nobody gets one
@@ -137,9 +169,14 @@ func (s *Devices) restoreOver(ctx context.Context, name string, over state.Devic
 	return d, nil
 }
 
-// swappedFile is swapped for a read-only device over a file, which is at its path still.
+// swappedSince is swapped for a read-only device over a file.
+func (d *Device) swappedSince(was *Device) bool {
+	return d.readOnly && !d.isView() && d.Tag() == was.Tag() && d.File() != was.File()
+}
+
+// swappedFile is swappedSince while the file that was shown is at its path still.
 func (d *Device) swappedFile(was *Device, path string) bool {
-	if !d.readOnly || d.isView() || d.Tag() != was.Tag() || d.File() == was.File() {
+	if !d.swappedSince(was) {
 		return false
 	}
 	file, err := StatFile(path)

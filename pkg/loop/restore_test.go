@@ -2,6 +2,7 @@ package loop
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
 
@@ -104,6 +106,108 @@ func TestTagIsNotBelievedAgainstTheFile(t *testing.T) {
 	}
 	if now, err := s.Recall(t.Context(), theirs); now != nil || err != nil {
 		t.Errorf("the other volume has %v, %v", now, err)
+	}
+}
+
+// forge does what a pod can do with a device that it has for writing: it shows a file of its
+// own as the device of another volume. The pod has the device open.
+func forge(t *testing.T, d *Device, own Target, tag string, flags uint32) {
+	t.Helper()
+	f, err := os.OpenFile(d.Path(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	backing := d.Backing()
+	require.NoError(t, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
+	require.NoError(t, f.Close())
+	machine.AwaitDetached(d.Path(), backing)
+	f, err = os.OpenFile(d.Path(), os.O_RDWR, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	shown, err := os.OpenFile(own.Path, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer shown.Close()
+	config := unix.LoopConfig{Fd: uint32(shown.Fd()), Size: 512}
+	config.Info.Flags = flags
+	copy(config.Info.File_name[:tagSize], tag)
+	require.NoError(t, unix.IoctlLoopConfigure(int(f.Fd()), &config))
+}
+
+// A pod cannot put a device of its own in the place of another volume's, whichever of them is
+// looked at first. Without a record of the pod's, a backing with the place of a volume that is
+// not attached may be an earlier file of that one.
+func TestForgedDevice(t *testing.T) {
+	for _, tt := range []struct{ readOnly, attached, first, published bool }{
+		{true, true, true, true}, {true, true, true, false}, {true, true, false, true}, {true, true, false, false},
+		{true, false, true, true}, {true, false, true, false}, {true, false, false, true}, {true, false, false, false},
+		{false, true, true, true}, {false, true, true, false}, {false, true, false, true}, {false, true, false, false},
+		{false, false, true, true}, {false, false, false, true},
+	} {
+		t.Run(fmt.Sprintf("%+v", tt), func(t *testing.T) {
+			numbers := []state.DeviceNumber{ownNumber(t), ownNumber(t)}
+			slices.SortFunc(numbers, func(a, b state.DeviceNumber) int { return int(a.Minor) - int(b.Minor) })
+			if !tt.first {
+				slices.Reverse(numbers)
+			}
+			before, theirs, mine := newDevices(t), newFile(t, "theirs"), newFile(t, "mine")
+			own, flags := newFile(t, "theirs"), uint32(0) // a path with the other volume's place
+			if tt.readOnly {
+				own, flags = newFile(t, "own"), unix.LO_FLAGS_READ_ONLY
+			}
+			before.numbers.Published = func(volume string, _ bool) []state.DeviceNumber {
+				return map[string][]state.DeviceNumber{"mine": numbers[:1], "theirs": numbers[1:]}[volume]
+			}
+			d, victim := attach(t, before, request(mine, "mine")), attach(t, before, request(theirs, "theirs"))
+			forge(t, d, own, theirs.Tag, flags)
+			forged, err := ask(d.name)
+			require.NoError(t, err)
+			if !tt.attached {
+				detached(t, before, theirs)
+			}
+
+			s := newDevices(t)
+			owners := s.numbers
+			if tt.published {
+				owners.Owner = func(n state.DeviceNumber) string {
+					return map[state.DeviceNumber]string{d.number: "mine"}[n]
+				}
+				reader, err := os.Open(theirs.Path) // so that all devices are looked at
+				require.NoError(t, err)
+				defer reader.Close()
+			}
+			s.Reserve(owners)
+			require.NoError(t, s.Recognize(t.Context(), map[FileID]Known{theirs.File.ID: {theirs.Tag, "theirs"}, mine.File.ID: {mine.Tag, "mine"}}))
+			if now, err := s.Recall(t.Context(), theirs); err != nil || (now != nil) != tt.attached || now != nil && now.number != victim.number {
+				t.Errorf("the other volume has %v, %v", now, err)
+			}
+			if now := attach(t, s, request(theirs, "theirs")); now.number == d.number || now.File() != theirs.File.ID {
+				t.Errorf("the other volume has got %v", now)
+			}
+			detached(t, s, theirs)
+			if left := over(t, theirs.Path); len(left) > 0 {
+				t.Errorf("still attached: %q", left)
+			}
+			if now, err := ask(d.name); err != nil || now == nil || *now != *forged {
+				t.Errorf("the pod's device is %+v, %v", now, err)
+			}
+		})
+	}
+}
+
+// A pod cannot keep the read-only device of its volume from being taken down by what it puts
+// behind it while there is no plugin.
+func TestSwappedFileIsKnownAfterARestart(t *testing.T) {
+	before, to, own := newDevices(t), newFile(t, "shown"), newFile(t, "own")
+	r := Request{Target: to, Shape: Shape{ReadOnly: true, Sector: 512}, Volume: "shown", Open: func() (*os.File, error) { return OpenFile(to.Path, to.File.ID, os.O_RDONLY) }}
+	d := attach(t, before, r)
+	swap(t, d, own.Path)
+	s := newDevices(t)
+	publishAs(s, d.number, "shown", true)
+	require.NoError(t, s.Recognize(t.Context(), map[FileID]Known{to.File.ID: {to.Tag, "shown"}}))
+	if now, err := s.Recall(t.Context(), to); err != nil || now == nil || now.number != d.number {
+		t.Errorf("it is %v, %v", now, err)
+	}
+	detached(t, s, to)
+	if left := over(t, own.Path); len(left) > 0 {
+		t.Errorf("still attached: %q", left)
 	}
 }
 

@@ -116,6 +116,10 @@ func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 		return nil, nil
 	}
 	d, err := s.askIndexed(ctx, t.key(), name, nil)
+	if d != nil && err == nil && s.forged(ctx, t, d) { // it may have kept the target's own out of the index
+		s.forgetAs(t.key(), name)
+		return s.search(ctx, t)
+	}
 	if d == nil || err != nil || t.is(d) {
 		return d, err
 	}
@@ -169,11 +173,11 @@ func (s *Devices) lastAnswer(key, name string) *Device {
 	return &was
 }
 
-// updateIndex keeps what a device of the index has said.
+// updateIndex keeps what a device of the index has said, unless somebody has made it say so.
 func (s *Devices) updateIndex(key string, d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := s.index[key]; h.name == d.name && !d.altered(&h.was) {
+	if h := s.index[key]; h.name == d.name && !d.altered(&h.was) && !d.swappedSince(&h.was) {
 		h.was = *d
 		s.index[key] = h
 	}
@@ -234,7 +238,7 @@ func (s *Devices) search(ctx context.Context, t Target) (*Device, error) {
 		return nil, err
 	}
 	for _, d := range all {
-		if t.is(d) {
+		if t.is(d) && !s.forged(ctx, t, d) {
 			s.remember(t.key(), d)
 			return d, nil
 		}

@@ -40,19 +40,25 @@ func (t Target) key() string {
 	return t.Tag
 }
 
-// Owns reports whether the plugin attached the device for the target.
+// Owns reports whether the plugin attached a device, which Recall or Current returned, for the
+// target.
 func (t Target) Owns(d *Device) bool {
 	if t.isView() {
 		return d.isView() && d.over() == t.over
 	}
-	return d.Tag() == t.Tag && d.showsAll() && (t.File == nil || d.readOnly || d.File() == t.File.ID || t.mayBeAt(backingOf(d.name)))
+	return d.Tag() == t.Tag && d.showsAll()
 }
 
 // mayBeAt reports whether a device whose backing has a name in sysfs may show an earlier
-// file of the target: a pod can give the device of its own volume the tag of another, if it
-// has that for writing.
+// file of the target.
 func (t Target) mayBeAt(backing string) bool {
 	return backing == "" || t.Place == "" || strings.Contains(backing, t.Place)
+}
+
+// isFor reports whether a target is that of a volume, by its tag.
+func (t Target) isFor(volume string) bool {
+	place, _, _ := strings.Cut(strings.TrimPrefix(t.Tag, tagPrefix), ":")
+	return t.Tag == Tag(place, volume)
 }
 
 // is accepts the plugin's device, and any other over the file.
