@@ -55,6 +55,8 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return p.do(Unbind, state.TargetPart(t.Path))
 	case !p.plan.Verdicts.Of(state.StagePart()).Settled:
 		return Verdict{Needs: []state.Part{state.StagePart()}}
+	case t.Capability.Access != s.Capability.Access: // the stage that it was asked for was withdrawn
+		return stuck(state.FailedPrecondition, "the volume is staged as %s, not as %s", s.Capability, t.Capability)
 	case t.Capability.Access == state.BlockAccess:
 		return p.publishDevice(t)
 	}

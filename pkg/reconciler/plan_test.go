@@ -44,6 +44,26 @@ func TestPlanSizeWithinItsLimit(t *testing.T) {
 	}
 }
 
+// A target that was asked for while the volume was to be staged otherwise is not bound: the stage
+// has nothing for it.
+func TestPlanTargetOfAnotherStage(t *testing.T) {
+	block, mount := state.Capability{Access: state.BlockAccess}, state.Capability{Access: state.MountAccess, FSType: "ext4"}
+	device := state.Device{State: state.DeviceAttached, Number: state.DeviceNumber{Major: 7}}
+	for _, tt := range []struct{ staged, published state.Capability }{{block, mount}, {mount, block}} {
+		want := &state.Volume{ID: "v", Stage: &state.Stage{Path: "/stage", Capability: tt.staged}, Targets: map[string]*state.Target{"/pod": {Path: "/pod", Capability: tt.published}}}
+		have := state.Actual{Device: device, View: state.Device{State: state.DeviceAbsent}, Stage: state.Mountpoint{File: state.Directory, Empty: true}}
+		have.Targets.Set("/pod", state.Mountpoint{File: state.NoFile})
+		if tt.staged.Access == state.MountAccess {
+			have.Stage.Mounts = []state.Mount{{Device: device.Number, FSType: "ext4", Root: "/"}}
+			have.Contents = state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4"}
+		}
+		plan := reconciler.MakePlan(want, have)
+		if v := plan.Verdicts.Of(state.TargetPart("/pod")); len(plan.Steps) > 0 || v.Problem.Class != state.FailedPrecondition || !strings.Contains(v.Problem.Text, fmt.Sprint("staged as ", tt.staged, ", not as ", tt.published)) {
+			t.Errorf("%v, %+v", plan.Steps, v)
+		}
+	}
+}
+
 // A file system that has a number of its own does not tell any more which disk it was on,
 // once that was pulled: at the volume's path it is the volume's, if its disk is gone, too.
 func TestPlanPulledDisk(t *testing.T) {
