@@ -19,6 +19,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -97,6 +98,9 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if len(now.Holders) > 0 {
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
+	if over := othersLoops(now); len(over) > 0 { // which do not claim it
+		return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it: detach that first", now.Path, strings.Join(over, ", "))
+	}
 	if !s.any && (c.Volume == "" || c.Identity != c.identityOf(now)) { // what is on a disk that it had is its pods', as a virtual machine's
 		if err := nobodys(f, now); err != nil {
 			return err
@@ -150,6 +154,9 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 		}
 		if part, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.is(part) && isPart(part, info) {
 			return state.Errorf(state.FailedPrecondition, "%s is in use: it is of the same disk as %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, part.Path, id)
+		}
+		if _, under := loop.BackingAt(info.Number); under != "" && under == other.Attached.Path {
+			return state.Errorf(state.FailedPrecondition, "%s is a loop device over %s, which is the volume %s on this node: a disk is one volume at a time", info.Path, under, id)
 		}
 		if other.is(info) || info.Has(other.Identity) && other.stands() {
 			return state.Errorf(state.FailedPrecondition, "%s is the volume %s on this node (there as the device %s): a disk is one volume at a time. Unstage that one first, or name another disk", info.Path, id, other.Attached.Number)
@@ -266,6 +273,18 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 		return setReadOnly(f, false)
 	}
 	return nil
+}
+
+// othersLoops returns the loop devices over a disk that are not read-only views of the plugin's.
+func othersLoops(info blockdev.Info) []string {
+	return slices.DeleteFunc(info.Loops(), func(path string) bool {
+		number, ok := devnode.NumberAt(path)
+		if !ok {
+			return false
+		}
+		over, err := blockdev.InfoOf(number)
+		return err == nil && over.Ours
+	})
 }
 
 // isPart reports whether one of two devices is a partition of the other.

@@ -323,6 +323,18 @@ func TestInUse(t *testing.T) {
 		wantError(t, b.Unused(t.Context(), at("mounted", node)), state.FailedPrecondition, "mounted at "+dir)
 		wantError(t, b.Clear(t.Context(), at("mounted", node)), state.FailedPrecondition, "mounted at "+dir)
 	})
+	t.Run("under a loop device", func(t *testing.T) { // which does not claim it: its file system would be mounted twice
+		node, _ := newDisk(t, size)
+		over := plug(t, node)
+		wantError(t, b.Attach(t.Context(), at("under", node), true), state.FailedPrecondition, node, "in use", over)
+		untouched(t, node)
+		unplug(t, over)
+		attach(t, b, at("under", node), false)
+		over = plug(t, node)
+		wantError(t, b.Attach(t.Context(), at("over", over), false), state.FailedPrecondition, over, "the volume under")
+		unplug(t, over)
+		require.NoError(t, b.Detach(t.Context(), at("under", node)))
+	})
 	t.Run("another volume's", func(t *testing.T) {
 		node, file := newDisk(t, size)
 		attach(t, b, at("first", node), false)
