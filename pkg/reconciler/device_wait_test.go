@@ -282,3 +282,30 @@ func TestTypeIsChosenWhenTheDeviceIsThere(t *testing.T) {
 		})
 	}
 }
+
+// A mount flag is judged as soon as the type of the file system is chosen, and before anything is
+// written.
+func TestFlagsAreJudgedWhenTheTypeIsChosen(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.refuse(h.do(stage("v", stageOpen, func(s *state.Stage) { s.Capability.Flags = []string{"bad-for-xfs"} })), state.InvalidArgument, "does not know the option")
+		h.noRecord("v")
+		h.k.with(func() {
+			if v.contents.Kind != state.ContentsBlank || v.formatted != "" || v.device != nil {
+				t.Errorf("it holds %+v, and is attached: %t", v.contents, v.device != nil)
+			}
+		})
+		h.ok(stage("v", func(s *state.Stage) { s.Capability.Flags = []string{"bad-for-xfs"} }))
+	})
+}
+
+// What this node has made of a disk is not what another node has made of it since.
+func TestDiskIsMadeAnewElsewhere(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.k.with(func() { v.noted = true })
+		h.ok(stage("v", stageOpen), unstage("v"))
+		h.k.with(func() { v.contents.FSType, v.contents.UUID = "ext4", "another" })
+		h.ok(stage("v", stageOpen))
+	})
+}

@@ -452,7 +452,7 @@ var planStateRules = []struct {
 		return ""
 	}},
 	{"the type of a file system is chosen before anything is done to a volume whose type is known, or to what is on a device", func(c *planCase) string {
-		known := !c.layered() && (c.have.Device.Formatted != "" || c.have.Device.CreatedFor != "")
+		known := !c.layered() && (c.have.Device.Formatted != "" && !c.have.Device.Noted || c.have.Device.CreatedFor != "")
 		for _, step := range c.ownSteps(state.StagePart()) {
 			if c.typeOpen() && step.Action != reconciler.Choose && (known || c.deviceAsAsked()) {
 				return step.String()

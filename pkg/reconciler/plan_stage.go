@@ -26,7 +26,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if p.have.Source != nil {
 		return p.sourceStage(s)
 	}
-	if d := p.have.Device; len(p.have.Lower) == 0 && p.fsTypeUnchosen(s) && !d.Missing && d.Err == nil && (d.Formatted != "" || d.CreatedFor != "") {
+	if d := p.have.Device; len(p.have.Lower) == 0 && p.fsTypeUnchosen(s) && !d.Missing && d.Err == nil && (d.Formatted != "" && !d.Noted || d.CreatedFor != "") {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
 	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {

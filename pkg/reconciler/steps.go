@@ -185,14 +185,21 @@ func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume,
 // choose decides the type of file system for an empty fs_type: what the volume was
 // formatted as or holds, else what it was created for, else this node's default for its size.
 func (r *Reconciler) choose(want *state.Volume, have *state.Actual) error {
-	d, formatted := have.Device, have.Device.Formatted
-	if formatted == "" || have.Layer != "" { // the metadata does not know what is in a layer, or on a disk that others formatted
-		formatted = have.Contents.FSType
+	types := []string{have.Device.Formatted, have.Contents.FSType}
+	switch {
+	case have.Layer != "": // the metadata does not know what is in it
+		types = types[1:]
+	case have.Device.Noted: // another node may have used the disk since
+		slices.Reverse(types)
 	}
-	fsType := cmp.Or(formatted, d.CreatedFor, r.kernel.Filesystems.Default(d.Size))
+	chosen := want.Stage.Capability
+	chosen.FSType = cmp.Or(append(types, have.Device.CreatedFor, r.kernel.Filesystems.Default(have.Device.Size))...)
+	if err := r.refusedOptions(chosen); err != nil { // before anything is written
+		return err
+	}
 	_, err := r.store.Edit(want.ID, func(v *state.Volume) error {
 		if v.Stage != nil && v.Stage.Revision == want.Stage.Revision && !v.Stage.Gone {
-			v.Choose(fsType)
+			v.Choose(chosen.FSType)
 		}
 		return nil
 	})
