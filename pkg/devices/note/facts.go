@@ -99,7 +99,22 @@ func keyOf(v devices.Volume, d state.Device) string {
 	if d.Identity != "" {
 		return deviceKey(d.Identity)
 	}
-	return "volume " + v.Backend + " " + v.ID
+	return volumeKey(v)
+}
+
+func volumeKey(v devices.Volume) string { return "volume " + v.Backend + " " + v.ID }
+
+// read returns the note of a device. Of one that has none and tells an identity, what is durable
+// in the note of a device of the volume that told none counts: it may be that one, which tells
+// more now, or another at its path.
+func (f *Facts) read(v devices.Volume, d state.Device) (fact, error) {
+	n, was := fact{}, fact{}
+	found, err := f.dir.Read(keyOf(v, d), &n)
+	if found || err != nil || d.Identity == "" {
+		return n, err
+	}
+	_, err = f.dir.Read(volumeKey(v), &was)
+	return fact{Volume: was.Volume, Backend: was.Backend, Formatted: was.Formatted, Made: was.Made, Raw: was.Raw}, err
 }
 
 func deviceKey(identity string) string { return "device " + identity }
@@ -109,8 +124,7 @@ func (f *Facts) Tell(v devices.Volume, d *state.Device) {
 	if d.Missing && !d.Attached() {
 		return
 	}
-	n := fact{}
-	_, err := f.dir.Read(keyOf(v, *d), &n)
+	n, err := f.read(v, *d)
 	err = errors.Join(err, f.settleFailed(keyOf(v, *d)))
 	d.Formatting, d.Formatted, d.Raw, d.Fresh = n.Formatting, n.Formatted, n.Raw, f.isAsCleared(n, *d)
 	d.Noted, d.Trial, d.MadeUUID = true, n.Trial, n.Made
@@ -332,8 +346,8 @@ func (f *Facts) edit(ctx context.Context, v devices.Volume, d state.Device, chan
 		return err
 	}
 	defer unlock()
-	n := fact{}
-	if _, err := f.dir.Read(key, &n); err != nil {
+	n, err := f.read(v, d)
+	if err != nil {
 		return fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	before := n

@@ -127,6 +127,37 @@ func TestMadeOnADeviceWithoutIdentity(t *testing.T) {
 	}
 }
 
+// What is noted of a device without an identity holds for one at its path that tells one: it may
+// be the same, or another, which is told from it by the file system that was made.
+func TestDeviceTellsAnIdentityLater(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	trial, err := f.TryFormat(t.Context(), v, d)
+	require.NoError(t, errors.Join(err, f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4"), f.BeginRaw(t.Context(), v, d)))
+	later := d
+	later.Identity = "serial:1"
+	if now := f.told(v, later); now.Formatted != "ext4" || now.MadeUUID != trial || !now.Raw || now.Formatting || now.Err != nil {
+		t.Errorf("%+v", now)
+	}
+	wantError(t, f.BeginFormat(t.Context(), v, later), state.FailedPrecondition, "formatted as ext4 before")
+	if now := f.told(devices.Volume{ID: "w", Backend: "b"}, later); now.Formatted != "" || now.Raw {
+		t.Errorf("another volume's: %+v", now)
+	}
+	require.NoError(t, f.Clear(t.Context(), v, later, func() error { return nil }))
+	if now := f.told(v, later); now.Formatted != "" || now.MadeUUID != "" || now.Raw {
+		t.Errorf("cleared: %+v", now)
+	}
+	require.NoError(t, f.BeginFormat(t.Context(), v, later))
+
+	other, _ := newDevice(t)
+	w := devices.Volume{ID: "w", Backend: "b"}
+	require.NoError(t, f.BeginFormat(t.Context(), w, other)) // and not ended
+	other.Identity = "serial:2"
+	if now := f.told(w, other); now.Formatting || now.Err != nil {
+		t.Errorf("a mark is of one device only: %+v", now)
+	}
+}
+
 // A device that another has replaced is neither erased nor noted of.
 func TestFactsFollowTheDevice(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
