@@ -10,6 +10,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/mounttable"
+	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -65,6 +66,12 @@ func (i Info) Loops() (paths []string) {
 		}
 	}
 	return paths
+}
+
+// IsLoopOver reports whether a device is a loop device that shows another one.
+func (i Info) IsLoopOver(other Info) bool {
+	_, backing := loop.BackingAt(i.Number)
+	return backing != "" && backing == other.Path
 }
 
 // MountedAt returns where a device is mounted in this mount namespace. It may be gone,

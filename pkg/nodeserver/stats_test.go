@@ -134,7 +134,7 @@ type patient struct {
 func newPatient() *patient {
 	p := &patient{total: 10}
 	p.Server, p.fakeNode = newServer()
-	p.staged(asExt4).Targets = map[string]*state.Target{target: {Path: target}}
+	p.staged(asExt4).Targets = map[string]*state.Target{target: {Path: target, Capability: asExt4}}
 	p.records["other"] = &state.Volume{ID: "other", Stage: &state.Stage{Path: staging + "2"}, Targets: map[string]*state.Target{target + "2": {Path: target + "2"}}}
 	p.devices["other"] = state.Device{State: state.DeviceAttached, Number: other}
 	for _, path := range []string{staging, target} {

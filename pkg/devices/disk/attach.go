@@ -19,7 +19,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
-	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -152,11 +151,13 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 		if id == v.ID {
 			continue
 		}
-		if part, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.is(part) && isPart(part, info) {
-			return state.Errorf(state.FailedPrecondition, "%s is in use: it is of the same disk as %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, part.Path, id)
-		}
-		if _, under := loop.BackingAt(info.Number); under != "" && under == other.Attached.Path {
-			return state.Errorf(state.FailedPrecondition, "%s is a loop device over %s, which is the volume %s on this node: a disk is one volume at a time", info.Path, under, id)
+		if disk, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.is(disk) {
+			switch {
+			case isPart(disk, info):
+				return state.Errorf(state.FailedPrecondition, "%s is in use: it is of the same disk as %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, disk.Path, id)
+			case info.IsLoopOver(disk):
+				return state.Errorf(state.FailedPrecondition, "%s is in use: it is a loop device over %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, disk.Path, id)
+			}
 		}
 		if other.is(info) || info.Has(other.Identity) && other.stands() {
 			return state.Errorf(state.FailedPrecondition, "%s is the volume %s on this node (there as the device %s): a disk is one volume at a time. Unstage that one first, or name another disk", info.Path, id, other.Attached.Number)
