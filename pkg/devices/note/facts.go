@@ -104,9 +104,9 @@ func keyOf(v devices.Volume, d state.Device) string {
 
 func volumeKey(v devices.Volume) string { return "volume " + v.Backend + " " + v.ID }
 
-// read returns the note of a device. Of one that has none and tells an identity, what is durable
-// in the note of a device of the volume that told none counts: it may be that one, which tells
-// more now, or another at its path.
+// read returns the note of a device. Of one that has none and tells an identity, what was made of
+// a device of the volume that told none counts: it may be that one, which tells more now, or
+// another at its path. That it was raw does not: pods write to this one only once it is noted here.
 func (f *Facts) read(v devices.Volume, d state.Device) (fact, error) {
 	n, was := fact{}, fact{}
 	found, err := f.dir.Read(keyOf(v, d), &n)
@@ -114,7 +114,7 @@ func (f *Facts) read(v devices.Volume, d state.Device) (fact, error) {
 		return n, err
 	}
 	_, err = f.dir.Read(volumeKey(v), &was)
-	return fact{Volume: was.Volume, Backend: was.Backend, Formatted: was.Formatted, Made: was.Made, Raw: was.Raw}, err
+	return fact{Volume: was.Volume, Backend: was.Backend, Formatted: was.Formatted, Made: was.Made}, err
 }
 
 func deviceKey(identity string) string { return "device " + identity }

@@ -136,7 +136,7 @@ func TestDeviceTellsAnIdentityLater(t *testing.T) {
 	require.NoError(t, errors.Join(err, f.BeginFormat(t.Context(), v, d), f.EndFormat(t.Context(), v, d, "ext4"), f.BeginRaw(t.Context(), v, d)))
 	later := d
 	later.Identity = "serial:1"
-	if now := f.told(v, later); now.Formatted != "ext4" || now.MadeUUID != trial || !now.Raw || now.Formatting || now.Err != nil {
+	if now := f.told(v, later); now.Formatted != "ext4" || now.MadeUUID != trial || now.Raw || now.Formatting || now.Err != nil {
 		t.Errorf("%+v", now)
 	}
 	wantError(t, f.BeginFormat(t.Context(), v, later), state.FailedPrecondition, "formatted as ext4 before")
