@@ -186,29 +186,70 @@ func TestBrokenFilesystemThatIsBoundTwice(t *testing.T) {
 	})
 }
 
-// A file system that breaks as soon as it is mounted is tried again as what fails is.
+// A file system that breaks as soon as it is mounted, or bound, is tried again as what fails is. Its
+// targets are left as they are meanwhile.
 func TestFilesystemThatBreaksAtOnce(t *testing.T) {
-	bubble(t, func(h *harness) {
-		var v *fakeVolume
-		breaks := false
-		h.hook = func(_ context.Context, _ string, step Step, m Moment) error {
-			if m == After && step.Action == Mount && breaks {
-				h.k.with(func() { v.dead = true; h.k.drift("v") })
-			}
-			return nil
-		}
-		h.restart()
-		v = h.volume("v")
-		h.ok(stage("v"), publish("v", 1))
-		breaks = true
-		h.shutDown(v)
-		h.sleep(time.Hour)
-		if n := h.k.count(opMount, stagePath("v")); n < 10 || n > 100 {
-			t.Errorf("%d mounts in an hour", n)
-		}
-		h.refuse(h.do(stage("v")), state.Unavailable, "what was just mounted there does not work")
-		breaks = false
-		h.ok(stage("v"), publish("v", 1))
-		h.atRest("v")
-	})
+	for _, action := range []Action{Mount, Bind} {
+		t.Run(string(action), func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				var v *fakeVolume
+				breaks := false
+				h.hook = func(_ context.Context, _ string, step Step, m Moment) error {
+					if m == After && step.Action == action && breaks {
+						time.Sleep(3 * time.Millisecond)
+						h.k.with(func() { v.dead = true; h.k.drift("v") })
+					}
+					return nil
+				}
+				h.restart()
+				v = h.volume("v")
+				h.ok(stage("v"), publish("v", 1))
+				breaks = true
+				h.shutDown(v)
+				empty := 0
+				for range 3600 {
+					h.sleep(time.Second)
+					if action == Bind && !h.k.isMounted(targetPath("v", 1)) {
+						empty++
+					}
+				}
+				if n := h.k.count(opMount, stagePath("v")); n < 10 || n > 100 || empty > 10 {
+					t.Errorf("%d mounts in an hour, and the target was empty for %d of 3600 looks", n, empty)
+				}
+				if action == Mount {
+					h.refuse(h.do(stage("v")), state.Unavailable, "what was just mounted there does not work")
+				}
+				breaks = false
+				h.ok(stage("v"), publish("v", 1))
+				h.atRest("v")
+			})
+		})
+	}
+}
+
+// Somebody who has it tried again has all of a broken file system repaired.
+func TestRetryOfABrokenFilesystem(t *testing.T) {
+	for title, off := range map[string]bool{"switched off": true, "put off": false} {
+		t.Run(title, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.detectOnly = off
+				h.published()
+				v := h.k.volumes["v"]
+				for range 12 {
+					h.shutDown(v)
+					h.sleep(time.Millisecond)
+					if v.dead {
+						break
+					}
+				}
+				if !v.dead {
+					t.Fatal("it is repaired each time")
+				}
+				if _, err := h.retry("v"); err != nil || v.dead {
+					t.Errorf("broken: %t, %v", v.dead, err)
+				}
+				h.atRest("v")
+			})
+		})
+	}
 }

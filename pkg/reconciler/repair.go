@@ -61,7 +61,7 @@ func (p *pass) mayRepair(ctx context.Context, want *state.Volume, plan Plan, ste
 // that fails is better than one that shows an empty directory.
 func together(want *state.Volume, plan Plan, step Step) []state.Part {
 	parts := []state.Part{step.Part}
-	if step.Action != Unbind || want.Intent(step.Part).Gone || plan.Verdicts.Of(state.StagePart()).Settled {
+	if step.Action != Unbind || !takesDown(want, step) || plan.Verdicts.Of(state.StagePart()).Settled {
 		return parts
 	}
 	for _, other := range plan.Steps {
@@ -94,11 +94,17 @@ func (r *Reconciler) loss(id string, parts []state.Part, asked bool) (now repair
 		}
 	}
 	first := v.repairs[parts[0]]
-	put := func(off repairState) {
-		if first.state != off {
-			turned = parts[:1]
+	put := func(off repairState) { // all of them, so that Retry repairs all
+		for _, part := range parts {
+			lost := v.repairs[part]
+			if lost.state == repairing && lost != first {
+				continue
+			}
+			if lost.state != off {
+				turned = append(turned, part)
+			}
+			lost.state, lost.next = off, next
 		}
-		first.state, first.next = off, next
 	}
 	switch {
 	case begun:

@@ -185,7 +185,11 @@ func (r *Reconciler) onLayer(ctx context.Context, step Step, want *state.Volume,
 // choose decides the type of file system for an empty fs_type: what the volume was
 // formatted as or holds, else what it was created for, else this node's default for its size.
 func (r *Reconciler) choose(want *state.Volume, have *state.Actual) error {
-	types := []string{have.Device.Formatted, have.Contents.FSType}
+	holds := ""
+	if have.Contents.Kind == state.ContentsFilesystem && !have.Device.Formatting { // else it is not kept
+		holds = have.Contents.FSType
+	}
+	types := []string{have.Device.Formatted, holds}
 	switch {
 	case have.Layer != "": // the metadata does not know what is in it
 		types = types[1:]

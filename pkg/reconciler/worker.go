@@ -103,6 +103,7 @@ func (p *pass) advance(ctx context.Context) bool {
 	plan := makePlan(want, have).plan
 	p.tracePlan(plan)
 	p.r.observed(p.id, want, have, plan, at)
+	p.failBroken(want, have, plan)
 	if p.settle(ctx, want, have, plan, at) {
 		return true
 	}
@@ -144,17 +145,40 @@ func (p *pass) join(waiters []*waiter) {
 	p.waiters = waiters
 }
 
-// next returns the first step of the plan that has not failed in this pass and
-// is not backing off.
+// next returns the first step of the plan of which nothing has failed in this pass or
+// is backing off.
 func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, bool) {
 	for _, step := range plan.Steps {
 		parts := together(want, plan, step)
-		failed := func(part state.Part) bool { return p.failure(want, part) != nil }
-		if !slices.ContainsFunc(parts, failed) && p.r.due(p.id, step.Part) && p.mayRepair(ctx, want, plan, step, parts) {
+		waits := func(part state.Part) bool { return p.failure(want, part) != nil || !p.r.due(p.id, part) }
+		if !slices.ContainsFunc(parts, waits) && p.mayRepair(ctx, want, plan, step, parts) {
 			return step, true
 		}
 	}
 	return Step{}, false
+}
+
+// failBroken fails the parts that the plan takes down because what this pass has mounted there does
+// not work. It would be mounted anew on and on.
+func (p *pass) failBroken(want *state.Volume, have *state.Actual, plan Plan) {
+	if p.mounted == nil {
+		return
+	}
+	for _, step := range plan.Steps {
+		if !takesDown(want, step) {
+			continue
+		}
+		for _, part := range together(want, plan, step) {
+			if p.mounted[part] && isCorrupt(have, part) {
+				p.fail(want, part, state.Errorf(state.Unavailable, "volume %s: %s: what was just mounted there does not work: see the kernel's log", p.id, part))
+			}
+		}
+	}
+}
+
+// takesDown reports whether a step takes down a mount that is to be there.
+func takesDown(want *state.Volume, step Step) bool {
+	return (step.Action == Unbind || step.Action == Unmount) && !want.Intent(step.Part).Gone
 }
 
 // step runs one step, and reports whether it succeeded. A step that changes nothing has
@@ -164,9 +188,6 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	switch {
 	case step == p.last && revision(want, step.Part) == p.lastFor && reflect.DeepEqual(have, p.before):
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
-		return false
-	case p.mounted[step.Part] && !want.Intent(step.Part).Gone && isCorrupt(have, step.Part):
-		p.fail(want, step.Part, state.Errorf(state.Unavailable, "volume %s: %s: what was just mounted there does not work: see the kernel's log", p.id, step.Part))
 		return false
 	case p.steps > maxSteps:
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
@@ -494,7 +515,9 @@ func (p *pass) retryLater() {
 	v := r.volume(p.id)
 	planned := map[state.Part]bool{}
 	for _, step := range v.plan.Steps {
-		planned[step.Part] = true
+		for _, part := range together(v.want, v.plan, step) {
+			planned[part] = true
+		}
 	}
 	for part := range v.attempts {
 		// A part that is settled, waits for another part or is not repaired needs no retry.
