@@ -65,6 +65,22 @@ func TestDeadFilesystem(t *testing.T) {
 	})
 }
 
+// A mount whose root fails is lost if it cannot work again by itself.
+func TestLostMount(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "dead")
+	mountDead(t, path)
+	p, err := h.open(path)
+	must(t, err)
+	defer p.close()
+	for errno, lost := range map[unix.Errno]bool{unix.ESTALE: true, unix.ENOTCONN: true, unix.EIO: false, unix.EACCES: false, unix.EHOSTDOWN: false} {
+		m, err := lookCorrupt(p, errno)
+		if err != nil || len(m.Mounts) != 1 || !m.Mounts[0].Corrupt || m.Mounts[0].Lost != lost {
+			t.Errorf("%v: %+v, %v", errno, m, err)
+		}
+	}
+}
+
 // wantMountpoint fails the test unless Look sees one mount, broken or not.
 func wantMountpoint(t *testing.T, h *Host, path string) {
 	t.Helper()

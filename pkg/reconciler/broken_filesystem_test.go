@@ -213,8 +213,9 @@ func TestFilesystemThatBreaksAtOnce(t *testing.T) {
 						empty++
 					}
 				}
-				if n := h.k.count(opMount, stagePath("v")); n < 10 || n > 100 || empty > 10 {
-					t.Errorf("%d mounts in an hour, and the target was empty for %d of 3600 looks", n, empty)
+				mounts, binds := h.k.count(opMount, stagePath("v")), h.k.count(opBind, targetPath("v", 1))
+				if mounts < 10 || mounts > 100 || binds > 100 || empty > 10 {
+					t.Errorf("%d mounts and %d binds in an hour, and the target was empty for %d of 3600 looks", mounts, binds, empty)
 				}
 				if action == Mount {
 					h.refuse(h.do(stage("v")), state.Unavailable, "what was just mounted there does not work")

@@ -309,7 +309,7 @@ func (p *planner) remountBroken(s *state.Stage) Verdict {
 		return stuck(state.Unavailable, "the file system at the staging path %s is broken (it was shut down, or its device failed: see the kernel's log) and kept by %s: end that, then it is mounted anew", s.Path, strings.Join(p.have.Keepers, ", "))
 	case len(broken) < len(p.maybeBound()):
 		other := slices.DeleteFunc(p.maybeBound(), func(part state.Part) bool { return slices.Contains(broken, part) })
-		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and what is at %s is covered, not broken, or cannot be looked at", s.Path, other[0].Path)
+		return stuck(state.Unavailable, "the file system at the staging path %s is broken, and what is at %s is covered, not broken, or cannot be looked at: see what is mounted there (findmnt), and take away what is not this volume's", s.Path, other[0].Path)
 	case len(bound) > 0 && !p.allowed(Unmount).Settled:
 		return p.allowed(Unmount) // without it, unbinding would lead nowhere
 	case len(bound) > 0:

@@ -69,7 +69,7 @@ func (p *planner) publish(t *state.Target) Verdict {
 	case m.Mounts[0].Node || !p.isFilesystem(m.Mounts[0]):
 		return p.foreign(t)
 	case m.Mounts[0].Corrupt && p.have.Source != nil && !m.Mounts[0].Lost:
-		return stuck(state.Unavailable, "what is mounted at %s does not work now, perhaps because its server is away: it is left as it is, and works again with it", t.Path)
+		return stuck(state.Unavailable, "what is mounted at %s does not work now, perhaps because its server is away: it is left as it is, and works again with it. If that is gone for good, end the pod, which takes the mount down", t.Path)
 	case m.Mounts[0].Corrupt:
 		return p.do(Unbind, state.TargetPart(t.Path))
 	case len(m.Mounts) > 1 && p.isFilesystem(m.Mounts[1]):

@@ -93,13 +93,9 @@ func (r *Reconciler) loss(id string, parts []state.Part, asked bool) (now repair
 			}
 		}
 	}
-	first := v.repairs[parts[0]]
 	put := func(off repairState) { // all of them, so that Retry repairs all
 		for _, part := range parts {
 			lost := v.repairs[part]
-			if lost.state == repairing && lost != first {
-				continue
-			}
 			if lost.state != off {
 				turned = append(turned, part)
 			}
@@ -127,7 +123,7 @@ func (r *Reconciler) loss(id string, parts []state.Part, asked bool) (now repair
 			turned = append(turned, part)
 		}
 	}
-	return *first, turned
+	return *v.repairs[parts[0]], turned
 }
 
 // untilResync returns the time until a volume at rest is observed again. The first resync

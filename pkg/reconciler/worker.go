@@ -242,7 +242,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 		}
 		return false
 	}
-	if step.Action == Mount || step.Action == MountSource {
+	if step.Action == Mount || step.Action == MountSource || step.Action == Bind {
 		if p.mounted == nil {
 			p.mounted = map[state.Part]bool{}
 		}

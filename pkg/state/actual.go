@@ -357,7 +357,7 @@ type Mount struct {
 	SuperReadOnly bool   // the superblock refuses writes, whatever the attributes say
 	Pulled        bool   // the block device has gone, and Device is the file system's own number
 	Corrupt       bool   // looking at its root fails with ESTALE, ENOTCONN, EIO or the like
-	Lost          bool   // it fails with ESTALE or ENOTCONN: a mount whose server is but away works again with it
+	Lost          bool   // Corrupt, with ESTALE or ENOTCONN: it does not work again by itself, as one whose server is away does
 	ID            uint64 // which no other mount gets until the next boot (Linux 6.8); 0: not known
 }
 
