@@ -1,7 +1,7 @@
 // Suite runs `go test` and sums it up. At the start it says what this machine
 // lacks, if anything; then a line for each package, the output of what fails, and
-// in the last line how many tests passed, failed and were left out. A test with
-// subtests counts as those.
+// at the end the first words of each test that failed, and how many passed, failed
+// and were left out. A test with subtests counts as those.
 //
 //	go run ./test/suite -short ./...
 //	go run ./test/suite -race ./pkg/... + -run TestX ./test/node
@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -68,7 +69,7 @@ func split(args []string, separator string) func(yield func([]string) bool) {
 type suite struct {
 	out             io.Writer
 	passed, leftOut int
-	failed          []string
+	failed          []string // and their first words
 	unexplained     []string // left out by others than package machine
 	broken          bool     // go test failed
 }
@@ -168,7 +169,7 @@ func (s *suite) count(e event, text []string, parent bool) {
 	case e.Action == "fail":
 		fmt.Fprintf(s.out, "%s:\n%s", e.Package, said)
 		if !parent {
-			s.failed = append(s.failed, name)
+			s.failed = append(s.failed, name+firstWords(text))
 		}
 		s.broken = true
 	case e.Action == "skip":
@@ -179,6 +180,21 @@ func (s *suite) count(e event, text []string, parent bool) {
 	case !parent:
 		s.passed++
 	}
+}
+
+// A line of testing.T begins with its place.
+var place = regexp.MustCompile(`^ +[a-z0-9_]+\.go:[0-9]+: `)
+
+// firstWords returns what a test says itself, beginning with its seed, if it draws one:
+// the log of a plugin that follows may be of thousands of lines.
+func firstWords(text []string) string {
+	const atMost, length = 30, 300
+	var words strings.Builder
+	said := slices.DeleteFunc(slices.Clone(text), func(line string) bool { return !place.MatchString(line) })
+	for _, line := range said[:min(len(said), atMost)] {
+		fmt.Fprintf(&words, "\n%.*s", length, strings.TrimRight(line, "\n"))
+	}
+	return words.String()
 }
 
 // sum returns the last lines, and whether all is well.

@@ -44,6 +44,13 @@ func TestSuite(t *testing.T) {
 			`{"Action":"output","Package":"m/p","Output":"FAIL\tm/p\n"}`,
 			`{"Action":"fail","Package":"m/p"}`,
 		}, false, "FAILED: 0 tests passed, 1 failed", false, []string{"m/p:\nwhy\n", "FAIL\tm/p\n", "failed: p TestA\n"}},
+		"a test that fails beside much that others say": {[]string{
+			`{"Action":"output","Package":"m/p","Test":"TestA","Output":"    a_test.go:1: seed 7\n"}`,
+			`{"Action":"output","Package":"m/p","Test":"TestA","Output":"    a_test.go:2: it is torn\n"}`,
+			`{"Action":"output","Package":"m/p","Test":"TestA","Output":"        the log of a plugin\n"}`,
+			`{"Action":"fail","Package":"m/p","Test":"TestA"}`,
+			`{"Action":"fail","Package":"m/p"}`,
+		}, false, "FAILED: 0 tests passed, 1 failed", false, []string{"the log of a plugin\n", "failed: p TestA\n    a_test.go:1: seed 7\n    a_test.go:2: it is torn\nFAILED"}},
 		"a package that does not build": {[]string{
 			`{"Action":"build-output","Output":"undefined: x\n"}`,
 			`{"Action":"output","Package":"m/p","Output":"FAIL\tm/p [build failed]\n"}`,
