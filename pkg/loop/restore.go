@@ -112,15 +112,12 @@ func (s *Devices) restored(ctx context.Context, key string, d *Device) *Device {
 
 // swapped reports whether a device was a view of another one, and somebody has put something
 // else behind it: a pod that has it for reading can (LOOP_CHANGE_FD), which leaves the tag.
-// What shows a block device may be the view of that one by now, perhaps another plugin's.
+// The device may be the view of another one by now, or have been, perhaps another plugin's.
 func (s *Devices) swapped(ctx context.Context, d *Device, over state.DeviceNumber) bool {
 	if !d.isView() || d.over() == over {
 		return false
 	}
-	if d.over() == (state.DeviceNumber{}) {
-		return true
-	}
-	if s.Seen(ViewOf(d.over()).key()) == d.name {
+	if d.over() != (state.DeviceNumber{}) && s.Seen(ViewOf(d.over()).key()) == d.name {
 		return false // another volume's view has the number by now
 	}
 	return s.shownAsView(ctx, s.owner(d.number), d.number)

@@ -304,6 +304,40 @@ func TestViewOfAnotherDeviceIsNotTaken(t *testing.T) {
 	}
 }
 
+// Nor is a device that is another plugin's view by now, whatever a pod of that one has put behind
+// it: it would show that pod this volume.
+func TestSwappedViewOfAnotherPluginIsNotTaken(t *testing.T) {
+	before, other := newDevices(t), newDevices(t)
+	to, theirs, own := newFile(t, "shown"), newFile(t, "theirs"), newFile(t, "own")
+	d, their := attach(t, before, request(to, "vol")), attach(t, other, request(theirs, "theirs"))
+	number, err := numberOf(addLoop(t, ownNumber(t)))
+	require.NoError(t, err)
+	publishAs(before, number, "vol", false)
+	attach(t, before, viewRequest(d, "vol"))
+	s := newDevices(t) // which knows the view
+	detached(t, before, ViewOf(d.number))
+	numbers := publishAs(other, number, "theirs", true)
+	view := attach(t, other, viewRequest(their, "theirs"))
+	if view.number != number {
+		t.Fatalf("it is %v", view)
+	}
+	for name, publish := range map[string]func(){
+		"unpublished":                        func() {},
+		"published with the number, unbound": func() { publishAs(s, number, "vol", false) },
+	} {
+		publish()
+		swap(t, view, own.Path)
+		if now, err := s.Recall(t.Context(), ViewOf(d.number)); now != nil || err != nil {
+			t.Errorf("%s: %v, %v", name, now, err)
+		}
+		s.remember(ViewOf(d.number).key(), view)
+		other.Reserve(numbers)
+		if now, err := other.Recall(t.Context(), ViewOf(their.number)); err != nil || now == nil || now.number != view.number || now.over() != their.number {
+			t.Errorf("%s: the other plugin has %v, %v", name, now, err)
+		}
+	}
+}
+
 // A view that went late, when its last user closed it, leaves its number to that of another
 // volume, which stays that one's.
 func TestViewWithTheNumberOfAnEarlierOne(t *testing.T) {
