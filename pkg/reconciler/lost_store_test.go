@@ -1,6 +1,8 @@
 package reconciler
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,6 +86,41 @@ func TestUnstageElsewhereAfterLostStore(t *testing.T) {
 		h.ok(unpublish("v", 1), unstage("v"))
 		h.atRest("v")
 	})
+}
+
+// Of two unstages at once, at two paths, none is answered with what the other path is like.
+func TestTwoUnstagesAfterLostStore(t *testing.T) {
+	unstageOther := request{"v", state.StagePart(), func(v *state.Volume) error { return v.AskUnstage(otherStagePath, time.Now()) }}
+	for name, order := range map[string][2]request{"the stage first": {unstage("v"), unstageOther}, "the other path first": {unstageOther, unstage("v")}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(h *harness) {
+				h.volume("v")
+				h.ok(stage("v"))
+				h.lose()
+				both := make(chan struct{})
+				var busy sync.WaitGroup
+				busy.Go(func() {
+					require.NoError(t, h.p.r.Exclusive(context.Background(), "v", func(context.Context, *state.Volume, state.Actual) error { <-both; return nil }))
+				})
+				synctest.Wait()
+				first := h.begin(order[0])
+				synctest.Wait()
+				second := h.begin(order[1])
+				synctest.Wait()
+				close(both)
+				busy.Wait()
+				require.NoError(t, <-first)
+				if err := <-second; err == nil && h.k.isMounted(stagePath("v")) {
+					t.Error("both are answered OK, and it is mounted")
+				} else if err != nil {
+					h.refuse(err, state.Aborted, "a caller waits")
+					require.NoError(t, h.do(order[1]))
+				}
+				h.ok(unstage("v"))
+				h.atRest("v")
+			})
+		})
+	}
 }
 
 // An unstage takes no stage from beneath a target of which no record is left.

@@ -143,7 +143,8 @@ func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 // AskUnstage asks that nothing is staged at path. A stage elsewhere is left alone.
 //
 // FailedPrecondition: the volume is still published, at the targets named.
-// Aborted: what was begun there is being taken back in favour of a stage elsewhere.
+// Aborted: what was begun there is being taken back in favour of a stage elsewhere; or a caller
+// waits for the end of one elsewhere that no record tells of.
 // ErrStagedElsewhere: AskUnmount sees to what may be at path.
 func (v *Volume) AskUnstage(path string, now time.Time) error {
 	if s := v.Stage; s != nil && s.Next != nil {
@@ -159,6 +160,9 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 	}
 	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.Unrecorded() {
 		return ErrStagedElsewhere
+	}
+	if v.Stage != nil && v.Stage.Path != path && v.Stage.Unrecorded() && v.Stage.CallerWaits { // it would be told what this path is like
+		return Errorf(Aborted, "a caller waits until the volume is unstaged from %s, of which there was no record", v.Stage.Path)
 	}
 	if published := v.publishedPaths(); len(published) > 0 {
 		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(published, ", "))

@@ -415,4 +415,11 @@ func TestUnstageOfAStageWithoutRecord(t *testing.T) {
 			t.Errorf("asked to end the stage at %s: %+v", path, v.Stage)
 		}
 	}
+	v.Stage.CallerWaits = true // who would be told what the other path is like
+	if err := v.AskUnstage("/named/first", editTime); ClassOf(err) != Aborted || !strings.Contains(err.Error(), "/named/next") || v.Stage.Path != "/named/next" {
+		t.Errorf("%v, %+v", err, v.Stage)
+	}
+	if err := v.AskUnstage("/named/next", editTime); err != nil {
+		t.Error(err)
+	}
 }
