@@ -89,6 +89,7 @@ type Devices struct {
 
 	mu    sync.Mutex
 	index map[string]indexEntry // by the key of a Target
+	shows map[string]string     // the key that each device was last remembered for, by its name
 	// unresponsive are the devices that did not answer when they were last asked.
 	unresponsive map[string]bool
 	// discarding are the devices that passed discards on when they were last attached here.
@@ -115,7 +116,7 @@ func New(ctx context.Context) (*Devices, error) {
 	if err := control.Close(); err != nil {
 		return nil, err
 	}
-	s := &Devices{index: map[string]indexEntry{}, unresponsive: map[string]bool{}, discarding: map[string]bool{}}
+	s := &Devices{index: map[string]indexEntry{}, shows: map[string]string{}, unresponsive: map[string]bool{}, discarding: map[string]bool{}}
 	all, _, err := s.scan(ctx, nil)
 	if err != nil {
 		return nil, err
@@ -229,10 +230,15 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 func (s *Devices) remember(key string, d *Device) { s.rememberOver(key, d, backingOf(d.name)) }
 
 // rememberOver is remember for a caller that has read the backing's name in sysfs already.
-// If that name is outdated, the device is only asked more often.
+// If that name is outdated, the device is only asked more often. What the device showed before,
+// perhaps for another plugin, is forgotten.
 func (s *Devices) rememberOver(key string, d *Device, backing string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if before := s.shows[d.name]; before != key && s.index[before].name == d.name {
+		delete(s.index, before)
+	}
+	s.shows[d.name] = key
 	s.index[key] = indexEntry{name: d.name, backing: backing, was: *d}
 }
 

@@ -102,8 +102,10 @@ func (s *Devices) restored(ctx context.Context, key string, d *Device) *Device {
 	case was.name != d.name:
 	case d.altered(&was):
 		return restore(ctx, d, was.Tag())
-	case was.isView() && s.swapped(ctx, d, was.over()):
-		return restoreView(ctx, d, was.over())
+	case was.isView():
+		if s.swapped(ctx, d, was.over()) {
+			return restoreView(ctx, d, was.over())
+		}
 	case d.swappedFile(&was, backing):
 		return restoreSwapped(ctx, d, func() (*os.File, error) { return OpenFile(backing, was.File(), os.O_RDONLY) })
 	}
@@ -114,11 +116,8 @@ func (s *Devices) restored(ctx context.Context, key string, d *Device) *Device {
 // else behind it: a pod that has it for reading can (LOOP_CHANGE_FD), which leaves the tag.
 // The device may be the view of another one by now, or have been, perhaps another plugin's.
 func (s *Devices) swapped(ctx context.Context, d *Device, over state.DeviceNumber) bool {
-	if !d.isView() || d.over() == over {
+	if d.Tag() != viewTag || !d.readOnly || d.over() == over {
 		return false
-	}
-	if d.over() != (state.DeviceNumber{}) && s.Seen(ViewOf(d.over()).key()) == d.name {
-		return false // another volume's view has the number by now
 	}
 	return s.shownAsView(ctx, s.owner(d.number), d.number)
 }
@@ -180,15 +179,19 @@ func (d *Device) swappedFile(was *Device, path string) bool {
 	return err == nil && file != nil && file.ID == was.File()
 }
 
-// restoreView lets a view show the device again that it showed. The caller has its turn.
+// restoreView lets a view show all of the device again that it showed. The caller has its turn.
 func restoreView(ctx context.Context, d *Device, over state.DeviceNumber) *Device {
-	return restoreSwapped(ctx, d, func() (*os.File, error) {
+	d = restoreSwapped(ctx, d, func() (*os.File, error) {
 		path, err := devnode.PathOf(over)
 		if err != nil {
 			return nil, err
 		}
 		return devnode.Open(path, over, os.O_RDONLY)
 	})
+	if d.over() == over && !d.showsAll() {
+		return restore(ctx, d, viewTag)
+	}
+	return d
 }
 
 // restoreSwapped puts the backing that is opened behind a read-only device again.

@@ -250,18 +250,26 @@ func TestSwappedViewIsRestored(t *testing.T) {
 	view := attach(t, s, r)
 	numbers := publishAs(s, view.number, "vol", true)
 	swap := func(path string) { t.Helper(); swap(t, view, path) }
-	for _, path := range []string{own.Path, attach(t, s, request(own, "own")).Path()} {
+	paths := []string{own.Path, attach(t, s, request(own, "own")).Path()}
+	for _, path := range paths {
 		swap(path)
 		now, err := s.Recall(t.Context(), r.Target)
 		if err != nil || now == nil || now.number != view.number || now.over() != d.number || now.Backing() != d.Path() {
 			t.Errorf("after %s was put behind it: %+v, %v", path, now, err)
 		}
 	}
+	for _, path := range paths {
+		swap(path)
+		restarted := newDevices(t)
+		restarted.Reserve(numbers)
+		if now := attach(t, restarted, r); now.number != view.number || now.Backing() != d.Path() {
+			t.Errorf("after %s was put behind it, and a restart: %+v", path, now)
+		}
+	}
 	swap(own.Path)
-	restarted := newDevices(t)
-	restarted.Reserve(numbers)
-	if now := attach(t, restarted, r); now.number != view.number || now.Backing() != d.Path() {
-		t.Errorf("after a restart: %+v", now)
+	alter(t, view, func(info *unix.LoopInfo64) { info.Sizelimit = size / 2 })
+	if now, err := s.Recall(t.Context(), r.Target); err != nil || now == nil || now.over() != d.number || now.bytes != size {
+		t.Errorf("swapped and altered: %+v, %v", now, err)
 	}
 	swap(own.Path)
 	detached(t, s, r.Target)
@@ -304,43 +312,62 @@ func TestViewOfAnotherDeviceIsNotTaken(t *testing.T) {
 	}
 }
 
-// Nor is a device that is another plugin's view by now, whatever a pod of that one has put behind
+// spoils is what a pod can do to the view that it has.
+var spoils = map[string]func(t *testing.T, view *Device){
+	"swapped": func(t *testing.T, view *Device) { swap(t, view, newFile(t, "own").Path) },
+	"altered": func(t *testing.T, view *Device) {
+		alter(t, view, func(info *unix.LoopInfo64) { info.Sizelimit = size / 2 })
+	},
+	"both": func(t *testing.T, view *Device) {
+		swap(t, view, newFile(t, "own").Path)
+		alter(t, view, func(info *unix.LoopInfo64) { info.Sizelimit = size / 2 })
+	},
+}
+
+// Nor is a device that is another plugin's view by now, whatever a pod of that one has done to
 // it: it would show that pod this volume.
-func TestSwappedViewOfAnotherPluginIsNotTaken(t *testing.T) {
-	before, other := newDevices(t), newDevices(t)
-	to, theirs, own := newFile(t, "shown"), newFile(t, "theirs"), newFile(t, "own")
-	d, their := attach(t, before, request(to, "vol")), attach(t, other, request(theirs, "theirs"))
-	number, err := numberOf(addLoop(t, ownNumber(t)))
-	require.NoError(t, err)
-	publishAs(before, number, "vol", false)
-	attach(t, before, viewRequest(d, "vol"))
-	s := newDevices(t) // which knows the view
-	detached(t, before, ViewOf(d.number))
-	numbers := publishAs(other, number, "theirs", true)
-	view := attach(t, other, viewRequest(their, "theirs"))
-	if view.number != number {
-		t.Fatalf("it is %v", view)
-	}
-	for name, publish := range map[string]func(){
-		"unpublished":                        func() {},
-		"published with the number, unbound": func() { publishAs(s, number, "vol", false) },
-	} {
-		publish()
-		swap(t, view, own.Path)
-		if now, err := s.Recall(t.Context(), ViewOf(d.number)); now != nil || err != nil {
-			t.Errorf("%s: %v, %v", name, now, err)
-		}
-		s.remember(ViewOf(d.number).key(), view)
-		other.Reserve(numbers)
-		if now, err := other.Recall(t.Context(), ViewOf(their.number)); err != nil || now == nil || now.number != view.number || now.over() != their.number {
-			t.Errorf("%s: the other plugin has %v, %v", name, now, err)
+func TestSpoiltViewOfAnotherPluginIsNotTaken(t *testing.T) {
+	for name, spoil := range spoils {
+		for _, published := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, published %t", name, published), func(t *testing.T) {
+				before, other := newDevices(t), newDevices(t)
+				to, theirs := newFile(t, "shown"), newFile(t, "theirs")
+				d, their := attach(t, before, request(to, "vol")), attach(t, other, request(theirs, "theirs"))
+				number, err := numberOf(addLoop(t, ownNumber(t)))
+				require.NoError(t, err)
+				publishAs(before, number, "vol", false)
+				attach(t, before, viewRequest(d, "vol"))
+				s := newDevices(t) // which knows the view
+				detached(t, before, ViewOf(d.number))
+				publishAs(other, number, "theirs", true)
+				view := attach(t, other, viewRequest(their, "theirs"))
+				if view.number != number {
+					t.Fatalf("it is %v", view)
+				}
+				if published {
+					publishAs(s, number, "vol", false)
+				}
+				spoil(t, view)
+				if now, err := s.Recall(t.Context(), ViewOf(d.number)); now != nil || err != nil {
+					t.Errorf("it is %v, %v", now, err)
+				}
+				if now, err := other.Recall(t.Context(), ViewOf(their.number)); err != nil || now == nil || now.number != number || now.over() != their.number || now.bytes != size {
+					t.Errorf("the other plugin has %v, %v", now, err)
+				}
+			})
 		}
 	}
 }
 
 // A view that went late, when its last user closed it, leaves its number to that of another
-// volume, which stays that one's.
+// volume, which stays that one's, whatever a pod does to it.
 func TestViewWithTheNumberOfAnEarlierOne(t *testing.T) {
+	for name, spoil := range spoils {
+		t.Run(name, func(t *testing.T) { testViewWithTheNumberOfAnEarlierOne(t, spoil) })
+	}
+}
+
+func testViewWithTheNumberOfAnEarlierOne(t *testing.T, spoil func(*testing.T, *Device)) {
 	s, first, second := newDevices(t), newFile(t, "first"), newFile(t, "second")
 	over, to := attach(t, s, request(first, "first")), attach(t, s, request(second, "second"))
 	name := addLoop(t, ownNumber(t))
@@ -358,6 +385,7 @@ func TestViewWithTheNumberOfAnEarlierOne(t *testing.T) {
 	if view.number != number {
 		t.Fatalf("it is %s", view)
 	}
+	spoil(t, view)
 	detached(t, s, early.Target)
 	if now, err := s.Recall(t.Context(), late.Target); err != nil || now == nil || now.number != number || now.over() != to.number {
 		t.Errorf("it is %v, %v", now, err)
