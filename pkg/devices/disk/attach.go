@@ -84,7 +84,8 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if err := b.free(v, c, info); err != nil {
 		return err
 	}
-	if c.Attached == nil || c.Attached.Number != info.Number { // its own pods keep the number
+	own := c.Attached != nil && c.Attached.Number == info.Number // its pods keep the number, or have a view of it
+	if !own {
 		if err := unbound(info); err != nil {
 			return err
 		}
@@ -97,7 +98,11 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if len(now.Holders) > 0 {
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
-	if over := othersLoops(now); len(over) > 0 { // which do not claim it
+	over := now.Loops() // which do not claim it
+	if own {
+		over = slices.DeleteFunc(over, isView)
+	}
+	if len(over) > 0 {
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it: detach that first", now.Path, strings.Join(over, ", "))
 	}
 	if !s.any && (c.Volume == "" || c.Identity != c.identityOf(now)) { // what is on a disk that it had is its pods', as a virtual machine's
@@ -276,16 +281,14 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 	return nil
 }
 
-// othersLoops returns the loop devices over a disk that are not read-only views of the plugin's.
-func othersLoops(info blockdev.Info) []string {
-	return slices.DeleteFunc(info.Loops(), func(path string) bool {
-		number, ok := devnode.NumberAt(path)
-		if !ok {
-			return false
-		}
-		over, err := blockdev.InfoOf(number)
-		return err == nil && over.Ours
-	})
+// isView reports whether a loop device is a read-only view of a plugin's.
+func isView(path string) bool {
+	number, ok := devnode.NumberAt(path)
+	if !ok {
+		return false
+	}
+	info, err := blockdev.InfoOf(number)
+	return err == nil && info.Ours
 }
 
 // isPart reports whether one of two devices is a partition of the other.
