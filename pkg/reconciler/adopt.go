@@ -24,6 +24,7 @@ func (r *Reconciler) adopt(ctx context.Context, want *state.Volume, have *state.
 	_, err = r.store.Edit(want.ID, func(v *state.Volume) error {
 		if v.Stage != nil && v.Stage.Revision == want.Stage.Revision && v.Stage.Provisional {
 			v.Adopt(as.Capability.FSType, options, as.ReadOnly, backend)
+			remember(v.Stage, have)
 		}
 		return nil
 	})

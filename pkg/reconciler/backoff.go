@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"slices"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -64,16 +65,26 @@ func (r *Reconciler) due(id string, part state.Part) bool {
 	return a == nil || !a.step || !time.Now().Before(a.next)
 }
 
-// untilNext returns how long until the first part is due again. A repair that
-// is put off is due only while there is a step for it.
-func (v *volume) untilNext(now time.Time, planned map[state.Part]bool) (wait time.Duration, any bool) {
+// untilNext returns how long until the first part is due again; those of group are due together
+// (see together). A repair that is put off is due only while there is a step for it.
+func (v *volume) untilNext(now time.Time, planned map[state.Part]bool, group []state.Part) (wait time.Duration, any bool) {
 	first := func(next time.Time) {
 		if left := max(next.Sub(now), 0); !any || left < wait {
 			wait, any = left, true
 		}
 	}
-	for _, a := range v.attempts {
-		first(a.next)
+	var last time.Time
+	for _, part := range group {
+		if a := v.attempts[part]; a != nil && a.step && a.next.After(last) {
+			last = a.next
+		}
+	}
+	for part, a := range v.attempts {
+		if slices.Contains(group, part) && last.After(a.next) {
+			first(last)
+		} else {
+			first(a.next)
+		}
 	}
 	for part, r := range v.repairs {
 		if r.state == repairPutOff && planned[part] && v.attempts[part] == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -224,6 +225,38 @@ func TestFilesystemThatBreaksAtOnce(t *testing.T) {
 				h.ok(stage("v"), publish("v", 1))
 				h.atRest("v")
 			})
+		})
+	}
+}
+
+// A caller has a broken file system repaired though one of its targets backs off. Nobody waits
+// for that by looking again and again.
+func TestBrokenFilesystemWhileATargetBacksOff(t *testing.T) {
+	for _, asked := range []bool{false, true} {
+		bubble(t, func(h *harness) {
+			h.published()
+			v := h.k.volumes["v"]
+			h.k.fail(opFind, "v", 1, errBoom) // so that the stage has failed, too
+			h.wake("v")
+			synctest.Wait()
+			f := h.k.fail(opUnmount, targetPath("v", 2), 4, errBoom)
+			h.shutDown(v)
+			h.sleep(10 * time.Second)
+			if f.times != 0 || !v.dead {
+				t.Fatalf("%d failures to come, broken: %t", f.times, v.dead)
+			}
+			h.shutDown(v)
+			if began := time.Now(); asked {
+				h.ok(publish("v", 3))
+				if took := time.Since(began); took > 0 {
+					t.Errorf("it took %s", took)
+				}
+			}
+			h.sleep(maxDelay)
+			if v.dead {
+				t.Errorf("asked %t: it is broken still", asked)
+			}
+			h.atRest("v")
 		})
 	}
 }

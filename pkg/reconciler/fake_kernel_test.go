@@ -622,7 +622,7 @@ func (k *fakeKernel) mountedAnywhere(v *fakeVolume) bool {
 // with its last mount.
 func (k *fakeKernel) autoclear(v *fakeVolume) {
 	if !k.claimed(v) {
-		v.superRO = false
+		v.superRO, v.dead = false, v.dead && len(v.keepers) > 0
 	}
 	if v.open() && v.layer.device.detaching && !k.claimed(v) && v.view == nil {
 		v.layer.device = nil

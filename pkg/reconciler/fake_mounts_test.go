@@ -220,13 +220,17 @@ func (k *fakeKernel) nodes(device state.DeviceNumber) (paths []string) {
 	return paths
 }
 
-func (m fakeMounts) Keepers(_ context.Context, device state.DeviceNumber, _ []string) (names []string) {
+func (m fakeMounts) Keepers(_ context.Context, device state.DeviceNumber, going []string) (names []string) {
 	m.k.with(func() {
 		for _, v := range m.k.volumes {
 			if v.has(device) {
-				names = v.keepers
+				names = slices.Clone(v.keepers)
+				if v.private || v.copied {
+					names = append(names, "a copy of the stage")
+				}
 			}
 		}
+		names = append(names, slices.DeleteFunc(m.k.mounted(device, ""), func(at string) bool { return slices.Contains(going, at) })...)
 	})
 	return names
 }
@@ -270,7 +274,6 @@ func (k *fakeKernel) unmount(at string) {
 		return
 	}
 	v.copied = v.copied || v.private && at == stagePath(id)
-	v.dead = v.dead && (len(v.keepers) > 0 || k.claimed(v))
 	k.autoclear(v)
 }
 

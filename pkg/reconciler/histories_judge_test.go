@@ -543,11 +543,16 @@ func (y *history) mustHaveHealed(record *state.Volume) {
 		case status.Is == report.Failing && given(unhealed):
 		case status.Is == report.Failing && !record.Intent(part).Accepted && given(refusals):
 		case status.Is == report.Waiting && y.stageIsNot(record):
-		case y.amnesia && strings.Contains(text, "still held"): // by targets of which no record is left
+		case y.amnesia && held(text):
 		default:
 			y.t.Errorf("volume %s: %s is %s (%s), %+v", record.ID, part, status.Is, text, *record.Intent(part))
 		}
 	}
+}
+
+// held reports whether a text says that something is held, as by targets of which no record is left.
+func held(text string) bool {
+	return strings.Contains(text, "still held") || strings.Contains(text, "and kept by")
 }
 
 // stageIsNot reports whether the stage is not settled, for which others wait.
@@ -578,8 +583,8 @@ func (y *history) askAgain(record *state.Volume) {
 	}
 	judge := func(part state.Part, err error) {
 		intent := record.Intent(part)
-		if err != nil && y.amnesia && strings.Contains(err.Error(), "still held") {
-			return // by a target of which no record is left
+		if err != nil && y.amnesia && held(err.Error()) {
+			return
 		}
 		if err != nil && (intent.Accepted || !state.ClassOf(err).Final()) {
 			y.t.Errorf("volume %s: %s: asked again in the end: %v", record.ID, part, err)

@@ -276,7 +276,7 @@ func (g *generator) next() {
 	case n < 78:
 		g.say("%s %s %d", g.among("rmdir", "litter", "cover", "cover", "uncover", "twice", "remount", "corrupt"), id, place())
 	case n < 84:
-		g.say("%s %s", g.among("readonly", "dirty", "losetup-d", "losetup-v", "layer-d", "unplug", "swap", "swap", "hold", "release", "private", "loop", "unloop"), id)
+		g.say("%s %s", g.among("readonly", "die", "die", "dirty", "losetup-d", "losetup-v", "layer-d", "unplug", "swap", "swap", "hold", "release", "private", "loop", "unloop"), id)
 	case n < 86:
 		g.say("%s %d", g.among("pod-gone", "pod-gone", "pod-back"), target())
 	case n < 94:

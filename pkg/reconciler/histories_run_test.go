@@ -151,7 +151,7 @@ func (y *history) reboot(operation) {
 	y.k.with(func() {
 		clear(y.k.mounts)
 		for id, v := range y.k.volumes {
-			v.device, v.view, v.held, v.private, v.copied, v.superRO, v.foreign = nil, nil, false, false, false, false, ""
+			v.device, v.view, v.held, v.private, v.copied, v.superRO, v.dead, v.foreign = nil, nil, false, false, false, false, false, ""
 			if v.layer != nil {
 				v.layer = &fakeLayer{}
 			}
@@ -381,6 +381,7 @@ var onPlaces = map[string]func(y *history, at string) (told []string){
 // onVolumes is what others do to a volume, of which nothing tells. The caller holds k.mu.
 var onVolumes = map[string]func(y *history, v *fakeVolume){
 	"readonly":  func(y *history, v *fakeVolume) { v.superRO = y.k.mountedAnywhere(v) },
+	"die":       func(y *history, v *fakeVolume) { v.dead = v.dead || y.k.mountedAnywhere(v) },                           // its file system is shut down
 	"dirty":     func(_ *history, v *fakeVolume) { v.contents.NeedsCheck = v.contents.Kind == state.ContentsFilesystem }, // needs a check
 	"losetup-d": func(y *history, v *fakeVolume) { y.k.losetupD(v) },
 	"losetup-v": func(y *history, v *fakeVolume) {

@@ -146,11 +146,12 @@ func (p *pass) join(waiters []*waiter) {
 }
 
 // next returns the first step of the plan of which nothing has failed in this pass or
-// is backing off.
+// is backing off. A caller ends the back-off of what he waits for, and of what is done with it.
 func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, bool) {
 	for _, step := range plan.Steps {
 		parts := together(want, plan, step)
-		waits := func(part state.Part) bool { return p.failure(want, part) != nil || !p.r.due(p.id, part) }
+		asked := len(parts) > 1 && slices.ContainsFunc(p.waiters, func(w *waiter) bool { return slices.ContainsFunc(parts, w.needs) })
+		waits := func(part state.Part) bool { return p.failure(want, part) != nil || !asked && !p.r.due(p.id, part) }
 		if !slices.ContainsFunc(parts, waits) && p.mayRepair(ctx, want, plan, step, parts) {
 			return step, true
 		}
@@ -514,9 +515,14 @@ func (p *pass) retryLater() {
 	defer r.mu.Unlock()
 	v := r.volume(p.id)
 	planned := map[state.Part]bool{}
+	var group []state.Part
 	for _, step := range v.plan.Steps {
-		for _, part := range together(v.want, v.plan, step) {
+		parts := together(v.want, v.plan, step)
+		for _, part := range parts {
 			planned[part] = true
+		}
+		if len(parts) > 1 {
+			group = parts // of each such step the same
 		}
 	}
 	for part := range v.attempts {
@@ -558,7 +564,7 @@ func (p *pass) retryLater() {
 		}
 	}
 	v.rest()
-	if wait, ok := v.untilNext(time.Now(), planned); ok {
+	if wait, ok := v.untilNext(time.Now(), planned, group); ok {
 		r.queue.AddAfter(p.id, wait)
 		if r.metrics != nil && len(v.attempts) > 0 {
 			r.metrics.BackOff()
