@@ -56,14 +56,18 @@ var answers = map[verb][]codes.Code{
 	validate:  {codes.NotFound},
 }
 
+// held are the words of what fails because somebody holds a device.
+var held = []string{"is still held", "is held since it was looked at", "mounted or claimed", "still in use"}
+
 // mayBe reports whether a call may be answered so. Unavailable is for what fails
 // and is tried again. While the plugin lives nothing fails here but for one thing:
 // whoever on this machine makes a mount namespace holds, as long as that lives,
 // what is mounted at that moment.
 func (c call) mayBe(dying bool) bool {
+	message := status.Convert(c.err).Message()
 	switch {
 	case c.code == codes.Unavailable:
-		return dying || strings.Contains(status.Convert(c.err).Message(), "is still held")
+		return dying || slices.ContainsFunc(held, func(words string) bool { return strings.Contains(message, words) })
 	case c.code == codes.OK || !harness.Final(c.err):
 		return true
 	}
@@ -109,7 +113,8 @@ func (c call) String() string {
 // orderly reports whether a call asks for the volume as kubelet would: at its first staging
 // path, with nothing odd.
 func (c call) orderly(m *member) bool {
-	return c.odd == "" && len(c.flags) == 0 && c.path != m.stagings[1] && c.staging != m.stagings[1] && (c.verb != stage || !c.readOnly)
+	readOnly := c.verb == stage && c.readOnly || c.verb == publish && c.readOnly != m.volume.readOnly(c.path)
+	return c.odd == "" && len(c.flags) == 0 && c.path != m.stagings[1] && c.staging != m.stagings[1] && !readOnly
 }
 
 // member is a volume of the fleet and what was asked of it.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -18,7 +19,8 @@ import (
 // certain returns the answer that decides whether what the verb begins must be there: the
 // last OK of the verb or of its opposite, unless a call of the other kind that may have
 // had an effect ran at the same time or later. If the store was damaged after that answer,
-// it decides only if its call was orderly: then the plugin adopts what it finds mounted.
+// it decides only if its call was orderly, for then the plugin adopts what it finds mounted, and
+// if no disorderly call came since, of which the plugin does not know any more what it contradicts.
 func (m *member) certain(begins verb, path string) (call, bool) {
 	m.c.mu.Lock()
 	damaged := m.c.damaged
@@ -30,10 +32,14 @@ func (m *member) certain(begins verb, path string) (call, bool) {
 		if c.code != codes.OK || !about(c, begins) && !about(c, opposite[begins]) {
 			continue
 		}
-		contradicted := slices.ContainsFunc(m.calls, func(o call) bool {
-			return about(o, opposite[c.verb]) && o.end > c.start && (o.code == codes.OK || !harness.Final(o.err))
-		})
-		if !contradicted && (c.start > damaged || c.orderly(m)) {
+		since := func(began time.Duration, is func(call) bool) bool { // whether such a call may have had an effect
+			return slices.ContainsFunc(m.calls, func(o call) bool {
+				return is(o) && o.end > began && (o.code == codes.OK || !harness.Final(o.err))
+			})
+		}
+		contradicted := since(c.start, func(o call) bool { return about(o, opposite[c.verb]) })
+		remembered := c.start > damaged || c.orderly(m) && !since(damaged, func(o call) bool { return opposite[o.verb] != "" && !o.orderly(m) })
+		if !contradicted && remembered {
 			return c, true
 		}
 	}
