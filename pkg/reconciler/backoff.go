@@ -73,22 +73,24 @@ func (v *volume) untilNext(now time.Time, planned map[state.Part]bool, group []s
 			wait, any = left, true
 		}
 	}
-	var last time.Time
+	var last time.Time // of the group
 	for _, part := range group {
 		if a := v.attempts[part]; a != nil && a.step && a.next.After(last) {
 			last = a.next
 		}
 	}
-	for part, a := range v.attempts {
-		if slices.Contains(group, part) && last.After(a.next) {
-			first(last)
-		} else {
-			first(a.next)
+	due := func(part state.Part, next time.Time) {
+		if slices.Contains(group, part) && last.After(next) {
+			next = last
 		}
+		first(next)
+	}
+	for part, a := range v.attempts {
+		due(part, a.next)
 	}
 	for part, r := range v.repairs {
 		if r.state == repairPutOff && planned[part] && v.attempts[part] == nil {
-			first(r.next)
+			due(part, r.next)
 		}
 	}
 	for _, since := range v.podGoneSince {

@@ -50,6 +50,7 @@ type fakeKernel struct {
 	// By volume: the last look, the last one of an earlier moment, the last one at what its
 	// device holds, the last drift.
 	looked, lookedBefore, probed, drifted map[string]event
+	answering                             map[string]event     // the looks that the last answers were of, while those are made durable
 	ended                                 map[string]time.Time // by volume: when a part of a look that took its time last ended
 }
 
@@ -224,7 +225,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
+		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, answering: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
 	}
 }
 
@@ -358,12 +359,15 @@ func (k *fakeKernel) fresh(id string) bool { return k.drifted[id].n <= k.looked[
 // nobody has changed it since the look that the worker speaks of, which may have
 // begun earlier, and been followed by another at the moment of its end. The caller
 // holds mu.
-func (k *fakeKernel) told(id string) bool {
+func (k *fakeKernel) told(id string) bool { return k.drifted[id].n <= k.spokenOf(id).n }
+
+// spokenOf returns the look that the worker speaks of. The caller holds mu.
+func (k *fakeKernel) spokenOf(id string) event {
 	look, now := k.looked[id], time.Now()
 	if look.at.Equal(now) && (k.delays != 0 || k.ended[id].Equal(now)) {
-		look = k.lookedBefore[id]
+		return k.lookedBefore[id]
 	}
-	return k.drifted[id].n <= look.n
+	return look
 }
 
 // delay is how long a call takes, or a commit: nothing, or at most two

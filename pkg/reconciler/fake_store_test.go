@@ -193,6 +193,7 @@ func (s processStore) Propose(id string, edit func(*state.Volume) error) (*state
 }
 
 func (s processStore) Flush(id string) error {
+	s.p.k.with(func() { s.p.k.answering[id] = s.p.k.spokenOf(id) })
 	if !s.proposed(id) {
 		return nil
 	}

@@ -356,7 +356,7 @@ var refusals = []string{
 	"published as a raw block device before",
 	"was staged from the device", "its data was swapped", "its data is lost", "holds none now", "does not bear it any more",
 	"the key does not fit", "read-only access was asked for", "in use, so it cannot be opened", "bears the layer", "bears the mark of an interrupted format",
-	"it is not formatted. Use an access mode",
+	"it is not formatted. Use an access mode", "end of a format that was not begun",
 	"is no block device", "has no device on this node",
 }
 
@@ -388,9 +388,12 @@ func (y *history) answered(a *demand, err error, took, deadline time.Duration) {
 	}
 	switch {
 	case err == nil && latest && a.intent != 0:
-		undisturbed := false
-		y.k.with(func() { undisturbed = y.k.drifted[a.id].n <= y.ends[a.String()] })
-		if undisturbed || record.Intent(a.part) != nil { // what is forgotten, the worker saw end some time ago
+		seen, undisturbed := false, false
+		y.k.with(func() {
+			drifted := y.k.drifted[a.id].n
+			seen, undisturbed = drifted <= y.k.answering[a.id].n, drifted <= y.ends[a.String()]
+		})
+		if seen && (undisturbed || record.Intent(a.part) != nil) { // what is forgotten, the worker saw end some time ago
 			y.mustBeTrue("answered OK", record, a.request)
 		}
 	case err == nil:
@@ -590,11 +593,14 @@ func (y *history) askAgain(record *state.Volume) {
 			y.t.Errorf("volume %s: %s: asked again in the end: %v", record.ID, part, err)
 		}
 	}
+	unstaged := false
 	if s := record.Stage; s != nil && !s.Gone {
-		judge(state.StagePart(), again(state.StagePart(), func(v *state.Volume) error {
+		err := again(state.StagePart(), func(v *state.Volume) error {
 			ask := *s
 			return v.AskStage(&ask, time.Now())
-		}))
+		})
+		judge(state.StagePart(), err)
+		unstaged = err != nil
 	}
 	for _, path := range record.TargetPaths() {
 		t := record.Targets[path]
@@ -614,7 +620,10 @@ func (y *history) askAgain(record *state.Volume) {
 		judge(part, err)
 	}
 	if z := record.Size; z != nil {
-		judge(state.SizePart(), again(state.SizePart(), func(v *state.Volume) error { return v.AskSize(z.Bytes, 0, time.Now()) }))
+		err := again(state.SizePart(), func(v *state.Volume) error { return v.AskSize(z.Bytes, 0, time.Now()) })
+		if !unstaged {
+			judge(state.SizePart(), err)
+		}
 	}
 }
 

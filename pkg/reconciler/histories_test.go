@@ -130,6 +130,7 @@ func TestHistoriesOfFaults(t *testing.T) {
 		"an open layer on a device that does not bear it was told to be held":                 "delays 140627056; volume a blank layer; stage a block; sleep 80ms; swap a; unstage a; stage a block",
 		"the judge took a target of which nobody was told for one that stays":                 "volume a blank; fault end-format a 0 halfway 1 0s; fault erase a 0 halfway 1 0s; stage a; publish a 2; sleep 1s; stage a single",
 		"the worker spun while a target of a broken file system backed off":                   "volume a blank; stage a; publish a 2; sleep 7s; fault find-view a 0 fails 3 0s; unpublish a 3; grow a 4; die a; retry a; publish a 1",
+		"the worker spun while a target backed off whose stage was to be repaired":            "volume a blank; stage a xfs; umount a 0; publish a 1 xfs; twice a 0; fault find a 1 fails 3 0s; unpublish a 2; die a",
 		"a stage that was asked for once it was adopted remembered no device":                 "delays 988489766; volume a ext4; publish a 1; sleep 8ms; stage a; publish a 3; await; kill; lose-store; publish a 3 single; sleep 3ms; sleep 4ms; stage a",
 		"a volume was formatted that a target of no record showed":                            "volume b blank; stage b block; publish b 3 block ro; stop; lose-store; stage b",
 	} {
