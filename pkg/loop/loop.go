@@ -231,11 +231,14 @@ func (s *Devices) remember(key string, d *Device) { s.rememberOver(key, d, backi
 
 // rememberOver is remember for a caller that has read the backing's name in sysfs already.
 // If that name is outdated, the device is only asked more often. What the device showed before,
-// perhaps for another plugin, is forgotten.
+// perhaps for another plugin, is forgotten; if it was asked anew since, d is.
 func (s *Devices) rememberOver(key string, d *Device, backing string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if before := s.shows[d.name]; before != key && s.index[before].name == d.name {
+		if s.index[before].was.sequence > d.sequence {
+			return
+		}
 		delete(s.index, before)
 	}
 	s.shows[d.name] = key

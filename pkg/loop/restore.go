@@ -137,7 +137,7 @@ func (s *Devices) restorePublished(ctx context.Context, r Request) (*Device, err
 		if err != nil {
 			return nil, err
 		}
-		if !s.shownAsView(ctx, r.Volume, number) {
+		if s.owner(number) != r.Volume || !s.shownAsView(ctx, r.Volume, number) {
 			continue
 		}
 		d, err := s.restoreOver(ctx, nameOf(index), r.over)

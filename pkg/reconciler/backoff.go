@@ -65,6 +65,17 @@ func (r *Reconciler) due(id string, part state.Part) bool {
 	return a == nil || !a.step || !time.Now().Before(a.next)
 }
 
+// endBackOff makes all parts due.
+func (r *Reconciler) endBackOff(id string, parts []state.Part) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, part := range parts {
+		if a := r.volume(id).attempts[part]; a != nil {
+			a.next = time.Time{}
+		}
+	}
+}
+
 // untilNext returns how long until the first part is due again; those of group are due together
 // (see together). A repair that is put off is due only while there is a step for it.
 func (v *volume) untilNext(now time.Time, planned map[state.Part]bool, group []state.Part) (wait time.Duration, any bool) {

@@ -146,12 +146,14 @@ func (p *pass) join(waiters []*waiter) {
 }
 
 // next returns the first step of the plan of which nothing has failed in this pass or
-// is backing off. A caller ends the back-off of what he waits for, and of what is done with it.
+// is backing off. A caller ends the back-off of what is done together with what he waits for.
 func (p *pass) next(ctx context.Context, want *state.Volume, plan Plan) (Step, bool) {
 	for _, step := range plan.Steps {
 		parts := together(want, plan, step)
-		asked := len(parts) > 1 && slices.ContainsFunc(p.waiters, func(w *waiter) bool { return slices.ContainsFunc(parts, w.needs) })
-		waits := func(part state.Part) bool { return p.failure(want, part) != nil || !asked && !p.r.due(p.id, part) }
+		if len(parts) > 1 && slices.ContainsFunc(p.waiters, func(w *waiter) bool { return slices.ContainsFunc(parts, w.needs) }) {
+			p.r.endBackOff(p.id, parts)
+		}
+		waits := func(part state.Part) bool { return p.failure(want, part) != nil || !p.r.due(p.id, part) }
 		if !slices.ContainsFunc(parts, waits) && p.mayRepair(ctx, want, plan, step, parts) {
 			return step, true
 		}

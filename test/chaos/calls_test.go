@@ -56,18 +56,14 @@ var answers = map[verb][]codes.Code{
 	validate:  {codes.NotFound},
 }
 
-// held are the words of what fails because somebody holds a device.
-var held = []string{"is still held", "is held since it was looked at", "mounted or claimed", "still in use"}
-
 // mayBe reports whether a call may be answered so. Unavailable is for what fails
 // and is tried again. While the plugin lives nothing fails here but for one thing:
 // whoever on this machine makes a mount namespace holds, as long as that lives,
 // what is mounted at that moment.
 func (c call) mayBe(dying bool) bool {
-	message := status.Convert(c.err).Message()
 	switch {
 	case c.code == codes.Unavailable:
-		return dying || slices.ContainsFunc(held, func(words string) bool { return strings.Contains(message, words) })
+		return dying || strings.Contains(status.Convert(c.err).Message(), "is still held")
 	case c.code == codes.OK || !harness.Final(c.err):
 		return true
 	}

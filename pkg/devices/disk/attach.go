@@ -98,11 +98,8 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if len(now.Holders) > 0 {
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
-	over := now.Loops() // which do not claim it
-	if own {
-		over = slices.DeleteFunc(over, isView)
-	}
-	if len(over) > 0 {
+	over := slices.DeleteFunc(now.Loops(), func(path string) bool { return b.isOwnView(path, own) })
+	if len(over) > 0 { // which do not claim it
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it: detach that first", now.Path, strings.Join(over, ", "))
 	}
 	if !s.any && (c.Volume == "" || c.Identity != c.identityOf(now)) { // what is on a disk that it had is its pods', as a virtual machine's
@@ -281,14 +278,15 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 	return nil
 }
 
-// isView reports whether a loop device is a read-only view of a plugin's.
-func isView(path string) bool {
+// isOwnView reports whether a loop device over a disk is a read-only view of this plugin's, of
+// which the disk is, or which a volume is published as: what is noted of the disk may be lost.
+func (b *Backend) isOwnView(path string, own bool) bool {
 	number, ok := devnode.NumberAt(path)
 	if !ok {
 		return false
 	}
 	info, err := blockdev.InfoOf(number)
-	return err == nil && info.Ours
+	return err == nil && info.Ours && (own || b.raw != nil && b.raw(number) != nil)
 }
 
 // isPart reports whether one of two devices is a partition of the other.

@@ -57,8 +57,9 @@ func Kind() devices.Kind {
 type Backend struct {
 	claims  note.Dir
 	boot    string
-	volumes keylock.Map // by id
-	disks   keylock.Map // by number and identity
+	volumes keylock.Map                    // by id
+	disks   keylock.Map                    // by number and identity
+	raw     func(state.DeviceNumber) error // see devices.Environment
 
 	mu    sync.Mutex
 	hints map[string]state.DeviceNumber // where an identity was last
@@ -70,7 +71,7 @@ func New(env devices.Environment) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{claims: note.Dir(filepath.Join(env.LibDir, "disks")), boot: bootID, hints: map[string]state.DeviceNumber{}}, nil
+	return &Backend{claims: note.Dir(filepath.Join(env.LibDir, "disks")), boot: bootID, raw: env.Raw, hints: map[string]state.DeviceNumber{}}, nil
 }
 
 // spec is the disk that contexts ask for.

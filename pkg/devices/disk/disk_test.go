@@ -349,6 +349,12 @@ func TestInUse(t *testing.T) {
 		wantError(t, b.Attach(t.Context(), at("mine", node), false), state.FailedPrecondition, node, "in use", view.Path)
 		untouched(t, node)
 		attach(t, other, at("theirs", node), true)
+		require.NoError(t, other.claims.Remove("theirs")) // what is noted of it is lost
+		wantError(t, other.Attach(t.Context(), at("theirs", node), false), state.FailedPrecondition, "in use", view.Path)
+		other.raw = func(number state.DeviceNumber) error {
+			return map[state.DeviceNumber]error{view.Number: errors.New("it is the volume theirs")}[number]
+		}
+		attach(t, other, at("theirs", node), false)
 		require.NoError(t, views.DetachView(t.Context(), theirs))
 		attach(t, b, at("mine", node), false)
 		require.NoError(t, b.Detach(t.Context(), at("mine", node)))
