@@ -278,8 +278,9 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 	return nil
 }
 
-// isOwnView reports whether a loop device over a disk is a read-only view of this plugin's, of
-// which the disk is, or which a volume is published as: what is noted of the disk may be lost.
+// isOwnView reports whether a loop device over a disk is a read-only view of this plugin's: own
+// says that it has the disk already. If what was noted of that is lost, a volume is published as
+// the view.
 func (b *Backend) isOwnView(path string, own bool) bool {
 	number, ok := devnode.NumberAt(path)
 	if !ok {
