@@ -113,7 +113,7 @@ func TestTwoUnstagesAfterLostStore(t *testing.T) {
 				if err := <-second; err == nil && h.k.isMounted(stagePath("v")) {
 					t.Error("both are answered OK, and it is mounted")
 				} else if err != nil {
-					h.refuse(err, state.Aborted, "a caller waits")
+					h.refuse(err, state.Aborted, "still being unstaged", "ask again")
 					require.NoError(t, h.do(order[1]))
 				}
 				h.ok(unstage("v"))

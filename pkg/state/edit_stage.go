@@ -158,11 +158,13 @@ func (v *Volume) AskUnstage(path string, now time.Time) error {
 			s.Next = nil
 		}
 	}
-	if v.Stage != nil && v.Stage.Path != path && !v.Stage.Provisional && !v.Stage.Unrecorded() {
-		return ErrStagedElsewhere
-	}
-	if v.Stage != nil && v.Stage.Path != path && v.Stage.Unrecorded() && v.Stage.CallerWaits { // it would be told what this path is like
-		return Errorf(Aborted, "a caller waits until the volume is unstaged from %s, of which there was no record", v.Stage.Path)
+	if s := v.Stage; s != nil && s.Path != path && !s.Provisional {
+		switch {
+		case !s.Unrecorded():
+			return ErrStagedElsewhere
+		case s.CallerWaits: // who would be told what this path is like
+			return Errorf(Aborted, "the volume is still being unstaged from %s, of which there was no record: ask again", s.Path)
+		}
 	}
 	if published := v.publishedPaths(); len(published) > 0 {
 		return Errorf(FailedPrecondition, "the volume is still published at %s: NodeUnpublishVolume comes first", strings.Join(published, ", "))
@@ -210,7 +212,8 @@ func (v *Volume) isInsideVolume(path string) bool {
 }
 
 // Unrecorded reports whether the stage is the tombstone of an unstage that found no
-// record. The volume may be staged at another path, so an unstage there replaces it.
+// record. The volume may be staged at another path, so an unstage there replaces it, once no
+// caller waits for it.
 func (s *Stage) Unrecorded() bool {
 	return s.Gone && s.Capability.Access == "" && s.Inline == nil && s.Next == nil
 }

@@ -99,8 +99,8 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
 	over := slices.DeleteFunc(now.Loops(), func(path string) bool { return b.isOwnView(path, own) })
-	if len(over) > 0 { // which do not claim it
-		return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it: detach that first", now.Path, strings.Join(over, ", "))
+	if len(over) > 0 {
+		return shownBy(now, over)
 	}
 	if !s.any && (c.Volume == "" || c.Identity != c.identityOf(now)) { // what is on a disk that it had is its pods', as a virtual machine's
 		if err := nobodys(f, now); err != nil {
@@ -276,6 +276,11 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 		return setReadOnly(f, false)
 	}
 	return nil
+}
+
+// shownBy is the refusal of a disk that other devices show, which need not claim it.
+func shownBy(info blockdev.Info, over []string) error {
+	return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it: detach that first; the read-only loop device of a raw volume, which may be another driver's, goes with its pod", info.Path, strings.Join(over, ", "))
 }
 
 // isOwnView reports whether a loop device over a disk is a read-only view of this plugin's: own

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -82,8 +81,8 @@ func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(
 		return err
 	}
 	defer closeAfter(file, &err)
-	if over := slices.Concat(now.Holders, now.Loops()); len(over) > 0 { // which need not claim it
-		return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it: detach that first", now.Path, strings.Join(over, ", "))
+	if over := slices.Concat(now.Holders, now.Loops()); len(over) > 0 {
+		return shownBy(now, over)
 	}
 	return f(file, now)
 }

@@ -346,7 +346,8 @@ func TestInUse(t *testing.T) {
 		require.NoError(t, views.AttachView(t.Context(), theirs))
 		view, err := views.FindView(t.Context(), theirs)
 		require.NoError(t, err)
-		wantError(t, b.Attach(t.Context(), at("mine", node), false), state.FailedPrecondition, node, "in use", view.Path)
+		wantError(t, b.Attach(t.Context(), at("mine", node), false), state.FailedPrecondition, node, "in use", view.Path, "goes with its pod")
+		wantError(t, b.Clear(t.Context(), at("mine", node)), state.FailedPrecondition, node, "in use", view.Path, "goes with its pod")
 		untouched(t, node)
 		attach(t, other, at("theirs", node), true)
 		require.NoError(t, other.claims.Remove("theirs")) // what is noted of it is lost
