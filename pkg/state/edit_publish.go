@@ -54,25 +54,63 @@ func (v *Volume) GiveUp(target Part, now time.Time) {
 }
 
 func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error {
-	s := v.Stage
-	have := v.Targets[t.Path]
+	s, have := v.Stage, v.Targets[t.Path]
 	if t.Capability.FSType == "" && s != nil && s.Capability.Access == t.Capability.Access {
 		t.Capability.FSType = s.Capability.FSType
 	}
-	switch {
-	case have != nil && have.Next != nil && have.Next.SameAs(t) && s.Path == stagingPath:
-		have.Next.Context = t.Context
-		return nil
-	case have != nil && have.Next != nil && have.Next.CallerWaits, have != nil && !have.Gone && !have.Confirmed() && have.CallerWaits && !have.SameAs(t):
-		return pending(TargetPart(t.Path))
-	case have != nil && !have.Gone && have.SameAs(t) && s.Path == stagingPath:
-		have.Context = t.Context
-		return nil
-	case have != nil && !have.Gone && have.Confirmed() && s.Path == stagingPath:
-		return Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
+	if have != nil {
+		if same, err := have.askedAgain(t, s.Path == stagingPath); same || err != nil {
+			return err
+		}
+	}
+	err := s.admits(t, stagingPath, have)
+	if err == nil {
+		err = v.checkPath(t.Path)
+	}
+	if err == nil {
+		err = t.flagsBeyond(s)
+	}
+	if err == nil {
+		err = v.allowsAnother(t)
+	}
+	if err != nil {
+		return err
+	}
+	if have != nil {
+		t.Device = have.Device
+	}
+	v.setTarget(t, now)
+	return nil
+}
+
+// askedAgain reports whether a publish asks for the target that was asked for at its path before,
+// which then takes over its context. here tells whether it names the staging path of the volume.
+// It refuses what contradicts a publish that was accepted, or for which a caller waits.
+func (t *Target) askedAgain(asked *Target, here bool) (same bool, err error) {
+	switch next := t.Next; {
+	case next != nil && next.SameAs(asked) && here:
+		next.Context = asked.Context
+		return true, nil
+	case next != nil && next.CallerWaits, !t.Gone && !t.Confirmed() && t.CallerWaits && !t.SameAs(asked):
+		return false, pending(TargetPart(t.Path))
+	case t.Gone || !here:
+		return false, nil
+	case t.SameAs(asked):
+		t.Context = asked.Context
+		return true, nil
+	case t.Confirmed():
+		return false, Errorf(AlreadyExists, "the volume is published already at %s with another capability, context or read-only setting", t.Path)
+	}
+	return false, nil
+}
+
+// admits refuses a target that does not fit the stage, or what is still being taken down; have
+// is what is at its path, or nil.
+func (s *Stage) admits(t *Target, stagingPath string, have *Target) error {
+	switch leaving := have != nil && have.Gone; {
 	case s.Gone:
 		return Errorf(Aborted, "the volume is being unstaged from %s", s.Path)
-	case s.Provisional && have != nil && have.Gone: // a refusal would drop the tombstone
+	case s.Provisional && leaving: // a refusal would drop the tombstone
 		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
 	case s.Path != stagingPath:
 		return Errorf(FailedPrecondition, "the volume is staged at %s, not at the staging target path %s", s.Path, stagingPath)
@@ -82,22 +120,9 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 		return Errorf(FailedPrecondition, "the volume is staged as %s, not as %s", s.Capability, t.Capability)
 	case s.ReadOnly && !t.ReadOnly:
 		return Errorf(FailedPrecondition, "the volume is staged read-only at %s, and publishing it for writing was asked for", s.Path)
-	case have != nil && have.Gone && have.Next == nil && !have.SameAs(t):
+	case leaving && have.Next == nil && !have.SameAs(t):
 		return Errorf(Aborted, "the volume is still being unpublished from %s", t.Path)
 	}
-	if have != nil {
-		t.Device = have.Device
-	}
-	if err := v.checkPath(t.Path); err != nil {
-		return err
-	}
-	if err := t.flagsBeyond(s); err != nil {
-		return err
-	}
-	if err := v.allowsAnother(t); err != nil {
-		return err
-	}
-	v.setTarget(t, now)
 	return nil
 }
 
