@@ -76,6 +76,83 @@ func (r *Reconciler) endBackOff(id string, parts []state.Part) {
 	}
 }
 
+// retryLater puts the volume back into the queue if a part of it failed or is stuck.
+func (p *pass) retryLater() {
+	r := p.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.volume(p.id)
+	planned, group := v.partsWithSteps()
+	p.endAttempts(v, planned)
+	p.noteFailures(v)
+	for w := range v.waiters {
+		if w.intent != 0 && !slices.Contains(p.waiters, w) && !w.answered { // it came after this pass took in its waiters
+			v.endBackOff(w)
+		}
+	}
+	v.endRepairs()
+	for path := range v.podGoneSince {
+		if v.want.Targets[path] == nil {
+			delete(v.podGoneSince, path)
+		}
+	}
+	v.rest()
+	if wait, ok := v.untilNext(time.Now(), planned, group); ok {
+		r.queue.AddAfter(p.id, wait)
+		if r.metrics != nil && len(v.attempts) > 0 {
+			r.metrics.BackOff()
+		}
+	} else if r.resync > 0 && !v.want.Empty() {
+		r.queue.AddAfter(p.id, r.untilResync(v))
+	}
+	r.forget(p.id)
+}
+
+// partsWithSteps returns the parts for which there are steps, and those of them that are repaired
+// together (see together). The caller holds mu, here and in the functions below.
+func (v *volume) partsWithSteps() (parts map[state.Part]bool, group []state.Part) {
+	parts = map[state.Part]bool{}
+	for _, step := range v.plan.Steps {
+		all := together(v.want, v.plan, step)
+		for _, part := range all {
+			parts[part] = true
+		}
+		if len(all) > 1 {
+			group = all // of each such step the same
+		}
+	}
+	return parts, group
+}
+
+// endAttempts forgets the failures of parts that need no retry: those that are settled, wait
+// for another part or are not repaired.
+func (p *pass) endAttempts(v *volume, planned map[state.Part]bool) {
+	for part := range v.attempts {
+		verdict, lost := v.plan.Verdicts.Of(part), v.repairs[part]
+		idle := verdict.Settled || verdict.Problem == (Problem{})
+		if planned[part] {
+			idle = lost != nil && (lost.state == repairPutOff || lost.state == repairOff)
+		}
+		if idle && p.failure(v.want, part) == nil {
+			delete(v.attempts, part)
+		}
+	}
+}
+
+// noteFailures notes the parts that are stuck, and those of which a step failed in this pass.
+func (p *pass) noteFailures(v *volume) {
+	for part, verdict := range v.plan.Verdicts.All() {
+		if !verdict.Settled && verdict.Problem != (Problem{}) && p.failure(v.want, part) == nil {
+			p.r.failed(v, part, false, p.reason(v.want, v.plan, part))
+		}
+	}
+	for part := range p.failed {
+		if err := p.failure(v.want, part); err != nil {
+			p.r.failed(v, part, true, err)
+		}
+	}
+}
+
 // untilNext returns how long until the first part is due again; those of group are due together
 // (see together). A repair that is put off is due only while there is a step for it.
 func (v *volume) untilNext(now time.Time, planned map[state.Part]bool, group []state.Part) (wait time.Duration, any bool) {

@@ -49,21 +49,43 @@ func (r *Reconciler) observeAlone(ctx context.Context, want *state.Volume) (*sta
 // changed, and what is on a device that is mounted as it was when last was seen.
 func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, before *earlier, last *state.Actual) (*state.Actual, error) {
 	have, err := r.observe(ctx, want, before, last)
+	if err == nil {
+		err = r.noteHeld(ctx, want, have)
+	}
+	if err == nil {
+		err = r.noteOtherMounts(ctx, want, have)
+	}
+	if err == nil {
+		err = r.noteOtherBinds(ctx, want, have)
+	}
+	if err == nil {
+		r.noteKeepers(ctx, want, have)
+		r.noteHolders(ctx, want, have)
+	}
+	return have, err
+}
+
+// noteHeld notes which devices are in use.
+func (r *Reconciler) noteHeld(ctx context.Context, want *state.Volume, have *state.Actual) (err error) {
 	for _, d := range devicesOf(have) {
-		if err == nil && presentOrStray(*d) {
-			if d.Held = isMounted(have, d.Number); !d.Held { // to ask would wait for the end of a claim
-				if d.Held, err = r.kernel.Views.Held(ctx, *d); err != nil {
-					err = state.InVolume(want.ID, "observe", fmt.Errorf("whether %s (%s) is in use: %w", d.Path, d.Number, err))
-				}
-			}
+		if !presentOrStray(*d) {
+			continue
+		}
+		if d.Held = isMounted(have, d.Number); d.Held {
+			continue // to ask would wait for the end of a claim
+		}
+		if d.Held, err = r.kernel.Views.Held(ctx, *d); err != nil {
+			return state.InVolume(want.ID, "observe", fmt.Errorf("whether %s (%s) is in use: %w", d.Path, d.Number, err))
 		}
 	}
-	if err != nil {
-		return have, err
-	}
+	return nil
+}
+
+// noteOtherMounts notes where else the file system is mounted, if the plan depends on that.
+func (r *Reconciler) noteOtherMounts(ctx context.Context, want *state.Volume, have *state.Actual) (err error) {
 	if asksElsewhere(want.Stage, have) {
 		if have.Elsewhere, err = r.kernel.Mounts.Elsewhere(ctx, have.Device.Number); err != nil {
-			return have, state.InVolume(want.ID, "observe", err)
+			return state.InVolume(want.ID, "observe", err)
 		}
 		if have.Elsewhere != nil {
 			have.Elsewhere.Mount.Options = r.kernel.Filesystems.Options(have.Elsewhere.Mount)
@@ -71,30 +93,49 @@ func (r *Reconciler) observeAfter(ctx context.Context, want *state.Volume, befor
 	}
 	if s := want.Stage; s != nil && s.Unrecorded() && have.Device.Held && have.Stage.Err == nil {
 		if have.Others, err = r.kernel.Mounts.MountedAt(ctx, have.Device.Number); err != nil {
-			return have, state.InVolume(want.ID, "observe", err)
+			return state.InVolume(want.ID, "observe", err)
 		}
 		have.Others = slices.DeleteFunc(have.Others, func(path string) bool { return path == s.Path })
 	}
-	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != want.Stage.ReadOnly } // it may have to be taken down
-	if s := want.Stage; s == nil || s.Gone || have.View.Present() || slices.ContainsFunc(have.Stack(), wrong) {
-		for _, d := range devicesOf(have) {
-			if err := r.noteBoundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
-				return have, err
-			}
-		}
+	return nil
+}
+
+// noteOtherBinds notes where devices that may have to be taken down are bound besides.
+func (r *Reconciler) noteOtherBinds(ctx context.Context, want *state.Volume, have *state.Actual) error {
+	s := want.Stage
+	wrong := func(e state.Element) bool { return e.Device.Stray || e.Device.ReadOnly != s.ReadOnly }
+	if s != nil && !s.Gone && !have.View.Present() && !slices.ContainsFunc(have.Stack(), wrong) {
+		return nil
 	}
-	if s := want.Stage; s != nil && !s.Gone && anyCorrupt(have) {
-		if p := newPlanner(want, have); p.broken() {
-			have.Keepers = r.kernel.Mounts.Keepers(ctx, have.Device.Number, append(want.TargetPaths(), s.Path))
-		}
-	}
-	leaving := want.Stage != nil && want.Stage.Gone && len(have.Stage.Mounts) == 0
 	for _, d := range devicesOf(have) {
-		if leaving && d != &have.View && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
+		if err := r.noteBoundElsewhere(ctx, want, d, mayHaveCopies(want)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noteKeepers notes what keeps a broken file system.
+func (r *Reconciler) noteKeepers(ctx context.Context, want *state.Volume, have *state.Actual) {
+	s := want.Stage
+	if s == nil || s.Gone || !anyCorrupt(have) {
+		return
+	}
+	if p := newPlanner(want, have); p.broken() {
+		have.Keepers = r.kernel.Mounts.Keepers(ctx, have.Device.Number, append(want.TargetPaths(), s.Path))
+	}
+}
+
+// noteHolders notes who holds devices that are to be detached.
+func (r *Reconciler) noteHolders(ctx context.Context, want *state.Volume, have *state.Actual) {
+	if want.Stage == nil || !want.Stage.Gone || len(have.Stage.Mounts) > 0 {
+		return
+	}
+	for _, d := range devicesOf(have) {
+		if d != &have.View && d.Holder == "" && (d.Held || d.State == state.DeviceDetaching) {
 			d.Holder = r.findHolder(ctx, *d)
 		}
 	}
-	return have, nil
 }
 
 // anyCorrupt reports whether a mount is seen that does not work any more.

@@ -141,3 +141,15 @@ func (r *Reconciler) untilResync(v *volume) time.Duration {
 // resyncInterval is the least mean time between two resyncs, whatever the number of
 // volumes. It bounds the cost of many volumes at rest.
 const resyncInterval = 500 * time.Millisecond
+
+// endRepairs notes of what was lost that it is there, or is not asked for any more. The caller
+// holds mu.
+func (v *volume) endRepairs() {
+	for part, lost := range v.repairs {
+		if intent := v.want.Intent(part); intent == nil || intent.Gone {
+			delete(v.repairs, part)
+		} else if v.plan.Verdicts.Of(part).Settled {
+			lost.state = intact
+		}
+	}
+}
