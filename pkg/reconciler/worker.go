@@ -55,7 +55,10 @@ func (r *Reconciler) converge(ctx context.Context, id string) {
 	defer p.traceEnd()
 	for ctx.Err() == nil && p.advance(ctx) {
 	}
-	runtime.Gosched() // callers that were answered go on before what is left to do here
+	// Callers that were answered go on before what is left to do here. gRPC's writer gives way
+	// once, too, before it writes an answer.
+	runtime.Gosched()
+	runtime.Gosched()
 	if len(p.done) > 0 {
 		p.logger.V(2).Info("Steps done", "steps", p.done)
 	}
