@@ -97,16 +97,8 @@ func modeOf(readOnly bool) int {
 // configure makes a free loop device show an open file or device, and checks that it does.
 // unused says that a lease has just proved that nobody else has the file open.
 func (s *Devices) configure(ctx context.Context, r Request, backing *os.File, unused bool) (err error) {
-	// Size 0 is another default with direct I/O than without, since Linux 6.14.
-	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(r.Sector)}
-	copy(config.Info.File_name[:tagSize], r.Tag)
-	if r.ReadOnly {
-		config.Info.Flags = unix.LO_FLAGS_READ_ONLY
-	}
 	buffered := bufferedReason(backing, r.Sector)
-	if buffered == "" {
-		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
-	}
+	config := r.config(backing, buffered == "")
 	control, err := rawfile.Open(controlPath, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -118,22 +110,12 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File, un
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		name, sure, err := s.free(ctx, control, r, try < attachTries/2, taken)
-		if err != nil {
+		name, discards, err := s.choose(ctx, control, r, try < attachTries/2, taken)
+		switch {
+		case err != nil:
 			return err
-		}
-		discards := !r.ReadOnly && !r.Solid
-		if discards && !s.passedDiscards(name) && discardDisabled(name) {
-			switch err := recreate(name); {
-			case err == nil:
-				continue
-			case !sure: // somebody looks at it just now: try another one, which nobody had before
-				if name, err = s.addUnreserved(control, r); err != nil {
-					return err
-				}
-			default:
-				discards = false // a pod has its number
-			}
+		case name == "":
+			continue
 		}
 		alone := unused && try == 0
 		if r.File != nil && !alone {
@@ -142,21 +124,9 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File, un
 			}
 		}
 		var d *Device
-		taken[name], err = s.bind(ctx, name, backing, &config, r.Shape, alone, func(f *os.File) (shown bool, err error) {
-			if d, err = describe(int(f.Fd()), name); err == nil && (d == nil || !r.shown(d)) {
-				err = fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
-			}
-			if err != nil {
-				return false, err
-			}
-			s.rememberOver(r.key(), d, backing.Name())
-			shown, err = s.reservedNumber(d.number, r)   // somebody may have bound it since it was chosen
-			refuses := discards && discardDisabled(name) // or had it as a solid one
-			s.notePassesDiscards(name, discards && !refuses)
-			if shown = shown || refuses; shown || err != nil {
-				s.forgetAs(r.key(), name)
-			}
-			return shown, err
+		taken[name], err = s.bind(ctx, name, backing, &config, r.Shape, alone, func(f *os.File) (taken bool, err error) {
+			d, taken, err = s.check(r, f, name, backing, discards)
+			return taken, err
 		})
 		switch {
 		case err != nil:
@@ -171,6 +141,60 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File, un
 		return nil
 	}
 	return fmt.Errorf("no free loop device could be had in %d tries: other processes took each one first", attachTries)
+}
+
+// config is what the kernel is told of a device that is to show a backing.
+func (r Request) config(backing *os.File, direct bool) unix.LoopConfig {
+	// Size 0 is another default with direct I/O than without, since Linux 6.14.
+	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(r.Sector)}
+	copy(config.Info.File_name[:tagSize], r.Tag)
+	if r.ReadOnly {
+		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
+	}
+	if direct {
+		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
+	}
+	return config
+}
+
+// choose returns a free device, and whether it is to pass discards on, as one that is written
+// to and not Solid is. One that refuses them is made anew, which may change what is free: then
+// the name is empty. again and taken are as in free.
+func (s *Devices) choose(ctx context.Context, control *os.File, r Request, again bool, taken map[string]bool) (name string, discards bool, err error) {
+	name, sure, err := s.free(ctx, control, r, again, taken)
+	discards = !r.ReadOnly && !r.Solid
+	if err != nil || !discards || s.passedDiscards(name) || !discardDisabled(name) {
+		return name, discards, err
+	}
+	switch err := recreate(name); {
+	case err == nil:
+		return "", false, nil
+	case sure:
+		return name, false, nil // a pod has its number
+	}
+	// Somebody looks at it just now.
+	name, err = s.addUnreserved(control, r) // which nobody had before
+	return name, discards, err
+}
+
+// check looks at a device that was just configured, and remembers it. taken: somebody shows its
+// number since it was chosen, or had it with other limits, so that another one is to be used.
+func (s *Devices) check(r Request, f *os.File, name string, backing *os.File, discards bool) (d *Device, taken bool, err error) {
+	d, err = describe(int(f.Fd()), name)
+	switch {
+	case err != nil:
+		return nil, false, err
+	case d == nil, !r.shown(d):
+		return nil, false, fmt.Errorf("%s was configured for %s and does not show it so", name, backing.Name())
+	}
+	s.rememberOver(r.key(), d, backing.Name())
+	bound, err := s.reservedNumber(d.number, r)
+	refuses := discards && discardDisabled(name) // it was a solid one
+	s.notePassesDiscards(name, discards && !refuses)
+	if taken = bound || refuses; taken || err != nil {
+		s.forgetAs(r.key(), name)
+	}
+	return d, taken, err
 }
 
 // shown reports whether a device shows what the request asks for, in its shape.
@@ -194,7 +218,7 @@ func (s *Devices) proveUnused(ctx context.Context, t Target, backing *os.File) (
 // bind configures one device. taken: the device cannot be used, because another process
 // took it first, has opened the backing that nobody else had open, shows the device's
 // number, or used the device meanwhile. After an error the device is free again.
-func (s *Devices) bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, alone bool, look func(*os.File) (shown bool, err error)) (taken bool, err error) {
+func (s *Devices) bind(ctx context.Context, name string, backing *os.File, config *unix.LoopConfig, as Shape, alone bool, check func(*os.File) (taken bool, err error)) (taken bool, err error) {
 	f, err := s.configureFree(ctx, name, config, as.ReadOnly)
 	if lostRace(err) || errors.Is(err, os.ErrNotExist) {
 		return true, nil
@@ -222,7 +246,7 @@ func (s *Devices) bind(ctx context.Context, name string, backing *os.File, confi
 	if as.Solid {
 		disableDiscard(ctx, name)
 	}
-	return look(f)
+	return check(f)
 }
 
 // configureFree configures a device, if it is free, and returns it open. LOOP_CONFIGURE
