@@ -18,6 +18,7 @@ type btrfsKind struct{}
 func (btrfsKind) traits() traits {
 	return traits{
 		name:         "btrfs",
+		offset:       btrfsOffset,
 		programs:     []string{"mkfs.btrfs"},
 		debian:       "btrfs-progs",
 		smallest:     btrfsSmallest,
@@ -46,7 +47,7 @@ func (btrfsKind) parse(head []byte) (*superblock, error) {
 	if s == nil || err != nil {
 		return nil, err
 	}
-	return &superblock{fsType: "btrfs", uuid: s.uuid, bytes: s.bytes, grown: s.grown}, nil
+	return &superblock{fsType: "btrfs", uuid: s.uuid, bytes: s.bytes, own: headSize, grown: s.grown}, nil // it leaves out its first MiB
 }
 
 // live asks the kernel for the size, which it writes with its next commit.

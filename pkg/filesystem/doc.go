@@ -17,13 +17,13 @@
 //     magic that is otherwise broken, any other signature: something else;
 //  3. no signature: the device is proved blank, or it is something else.
 //
-// A sign of another owner is any signature of signatures.go in the first 68 KiB
+// A sign of another owner is any signature of signatures.go at the head of the device
 // (a LUKS header, an LVM physical volume, swap, another file system, a
-// partition table with entries), because mkfs.ext4, mkfs.xfs and mkfs.btrfs
-// leave none there, and a RAID superblock at the end of the device, behind the file
+// partition table with entries), as far as no file of the file system lies there,
+// and the metadata of RAID at the end of the device, behind the file
 // system. A file system beneath another owner is stale: mounting it would
 // replay its journal over somebody's data. A signature inside the span of the
-// file system, past its head, is a user's file and does not count, nor does
+// file system, past its own head, is a user's file and does not count, nor does
 // the backup of a partition table, which nobody reads without the primary.
 //
 // A btrfs that needs, or serves, other devices is something else, too, and so is an

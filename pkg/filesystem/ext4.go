@@ -22,6 +22,7 @@ type ext4 struct{}
 func (ext4) traits() traits {
 	return traits{
 		name:         "ext4",
+		offset:       ext4Offset,
 		programs:     []string{"mkfs.ext4", "e2fsck", "resize2fs"},
 		debian:       "e2fsprogs",
 		smallest:     2 << 20, // on less, mkfs.ext4 leaves out the journal
@@ -44,6 +45,8 @@ func (ext4) parse(head []byte) (*superblock, error) {
 		fsType:     s.fsType(),
 		uuid:       s.uuid,
 		bytes:      s.blocks * s.blockSize,
+		own:        ownHead,
+		growsBusy:  s.roCompat&roBigalloc != 0, // resize2fs refuses it without -f: "has not been fully tested"
 		needsCheck: s.needsCheck(),
 		grown:      s.grown,
 	}, nil

@@ -81,6 +81,10 @@ var guardCases = []guardCase{
 	{name: "ext4 with an old backup GPT", make: both(mkfsTo("2000"), at(-512, gptMagic)), kind: state.ContentsFilesystem, found: "ext4"},
 	{name: "ext4 with the magic of RAID inside a file", make: both(tool("mkfs.ext4", "-q"), at(-64<<10, mdMagic)), kind: state.ContentsFilesystem, found: "ext4"},
 
+	{name: "ext4 with the magic of reiserfs inside a file", make: both(tool("mkfs.ext4", "-q"), at(64<<10+52, "ReIsErFs")), kind: state.ContentsFilesystem, found: "ext4"},
+	{name: "ext4 with the magic of btrfs inside a file", make: both(tool("mkfs.ext4", "-q"), at(btrfsOffset+0x40, btrfsMagic)), kind: state.ContentsFilesystem, found: "ext4"},
+	{name: "xfs with the magic of swap inside a file", size: 300 * mib, make: both(tool("mkfs.xfs", "-q"), at(64<<10-10, "SWAPSPACE2")), kind: state.ContentsFilesystem, found: "xfs"},
+
 	{name: "swap", make: tool("mkswap", "-q"), kind: state.ContentsOther, found: "swap area at byte 4086"},
 	{name: "external journal", make: tool("mke2fs", "-q", "-O", "journal_dev"), kind: state.ContentsOther, found: "external ext4 journal"},
 	{name: "ext4 with an external journal", make: both(tool("mkfs.ext4", "-q"), tool("debugfs", "-w", "-R", "set_super_value journal_inum 0"), tool("debugfs", "-w", "-R", "set_super_value journal_dev 0x702")), kind: state.ContentsOther, found: "its journal on another device"},
@@ -119,6 +123,12 @@ var guardCases = []guardCase{
 	{name: "ext4 under a partition table", make: both(tool("mkfs.ext4", "-q"), at(0, mbr())), kind: state.ContentsOther, found: "ext4 file system and MBR"},
 	{name: "ext4 under RAID", make: both(mkfsTo("2000"), at(-64<<10, mdMagic)), kind: state.ContentsOther, found: "ext4 file system and MD RAID 0.90"},
 	{name: "xfs under swap", size: 300 * mib, make: both(tool("mkfs.xfs", "-q"), at(4086, "SWAPSPACE2")), kind: state.ContentsOther, found: "xfs file system and swap"},
+	{name: "ext4 under DDF RAID", make: both(mkfsTo("2000"), at(-512, "\xde\x11\xde\x11")), kind: state.ContentsOther, found: "ext4 file system and DDF RAID"},
+	{name: "ext4 under Intel RAID", make: both(mkfsTo("2000"), at(-1024, "Intel Raid ISM Cfg Sig. 1.3")), kind: state.ContentsOther, found: "ext4 file system and Intel RAID"},
+	{name: "ext4 under Intel RAID with sectors of 4 KiB", make: both(mkfsTo("2000"), at(-8192, "Intel Raid ISM Cfg Sig. 1.3")), kind: state.ContentsOther, found: "ext4 file system and Intel RAID"},
+	{name: "ext4 under DRBD", make: both(mkfsTo("2000"), at(-4096+60, "\x83\x74\x02\x6d")), kind: state.ContentsOther, found: "ext4 file system and DRBD"},
+	{name: "ext4 under ZFS", make: both(tool("mkfs.ext4", "-q"), at(16<<10, "\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01")), kind: state.ContentsOther, found: "ext4 file system and ZFS label"},
+	{name: "a partition table beside an older swap area", make: both(at(0, mbr()), at(4086, "SWAPSPACE2")), kind: state.ContentsOther, found: "swap area at byte 4086 and MBR"},
 	{name: "ext4 cut short", make: func(t *testing.T, image string) {
 		command(t, "mkfs.ext4", "-q", image)
 		must0(t, os.Truncate(image, 12*mib))

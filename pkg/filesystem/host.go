@@ -59,6 +59,7 @@ type traits struct {
 	programs     []string // that format, check and grow run
 	debian       string   // the Debian package that has them
 	smallest     int64    // in bytes: mkfs makes nothing smaller; 0: only mkfs knows
+	offset       int      // of the superblock
 	growsMounted bool
 	growsOffline bool
 	capability   uint // that growing mounted takes beyond CAP_SYS_ADMIN; 0: none
@@ -74,6 +75,8 @@ type superblock struct {
 	fsType     string
 	uuid       [16]byte
 	bytes      int64 // that the file system spans
+	own        int   // bytes at the head of the device in which no file can lie
+	growsBusy  bool  // it grows only while it is mounted, unlike others of its kind
 	needsCheck bool
 
 	// grown returns the bytes that the file system would span after growing

@@ -7,7 +7,11 @@ import (
 )
 
 // owners begin the names of the signatures that make a device a part of something larger.
-var owners = []string{"LVM2 ", "MD RAID ", "GPT ", "MBR ", "bcache superblock", "VDO ", "ZFS ", "Ceph "}
+var owners = []string{"LVM2 ", "MD RAID ", "Intel RAID ", "DDF RAID ", "DRBD ", "GPT ", "MBR ", "bcache superblock", "VDO ", "ZFS ", "Ceph "}
+
+func isOwner(found string) bool {
+	return slices.ContainsFunc(owners, func(owner string) bool { return strings.HasPrefix(found, owner) })
+}
 
 // Membership names what makes an open device of so many bytes a part of something larger,
 // which may be put to use at any time: a partition table, the label of a member of LVM
@@ -19,10 +23,8 @@ func Membership(f *os.File, bytes int64) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	found, _ := headSignatures(head)
-	found = slices.DeleteFunc(found, func(name string) bool {
-		return !slices.ContainsFunc(owners, func(owner string) bool { return strings.HasPrefix(name, owner) })
-	})
+	found, _ := headSignatures(head, headSize)
+	found = slices.DeleteFunc(found, func(name string) bool { return !isOwner(name) })
 	covered := int64(0)
 	for _, k := range kinds {
 		if sb, err := k.parse(head); err == nil && sb != nil {

@@ -34,6 +34,11 @@ func TestMembership(t *testing.T) {
 		"RAID at its end":                 {[]func(string){at(last, mdMagic)}, "MD RAID 1.0"},
 		"a partition table":               {[]func(string){at(512, gptMagic)}, "GPT partition table"},
 		"an old partition table":          {[]func(string){at(446+4, "\x83"), at(446+12, "\x01"), at(510, bootMagic)}, "MBR partition table"},
+		"Intel RAID":                      {[]func(string){at(bytes-1024, intelMagic)}, "Intel RAID metadata"},
+		"DDF RAID":                        {[]func(string){at(bytes-512, "\xde\x11\xde\x11")}, "DDF RAID header"},
+		"DRBD":                            {[]func(string){at(bytes-4096+60, "\x83\x74\x02\x6b")}, "DRBD metadata"},
+		"a partition table, once an ISO":  {[]func(string){at(446+4, "\x83"), at(446+12, "\x01"), at(510, bootMagic), at(32<<10+1, "CD001")}, "MBR partition table"},
+		"a FAT with partitions for show":  {[]func(string){at(54, "FAT16   "), at(446+4, "\x83"), at(446+12, "\x01"), at(510, bootMagic)}, ""},
 		"Ceph":                            {[]func(string){at(0, "bluestore block device")}, "Ceph BlueStore"},
 		"what an ext4 has where RAID has": {[]func(string){ext4, at(last, mdMagic)}, ""},
 	} {

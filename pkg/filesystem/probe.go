@@ -108,7 +108,11 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 			break
 		}
 	}
-	signatures, fsType := headSignatures(head)
+	own := headSize
+	if sb != nil {
+		own = sb.own
+	}
+	signatures, fsType := headSignatures(head, own)
 	found = append(found, signatures...)
 	if sb != nil {
 		tail, err := tailOwners(d, sb.bytes)
@@ -143,15 +147,22 @@ func (d *device) origin(head []byte, found []string) state.Origin {
 	return state.OriginOther
 }
 
-// parse tries all kinds on the head of a device.
+// parse tries all kinds on the head of a device. What is like a damaged superblock where files
+// of a valid file system can lie is not told.
 func (h *Host) parse(head []byte) (k kind, sb *superblock, found, damaged []string) {
+	broken := map[kind]error{}
 	for _, candidate := range h.kinds {
 		switch s, err := candidate.parse(head); {
 		case err != nil:
-			damaged = append(damaged, err.Error())
+			broken[candidate] = err
 		case s != nil:
 			k, sb = candidate, s
 			found = append(found, s.fsType+" file system")
+		}
+	}
+	for _, candidate := range h.kinds {
+		if err := broken[candidate]; err != nil && (sb == nil || candidate.traits().offset < sb.own) {
+			damaged = append(damaged, err.Error())
 		}
 	}
 	return k, sb, found, damaged
@@ -181,7 +192,7 @@ func (h *Host) describe(d *device, k kind, sb *superblock, mountpoint string) (s
 		c.Origin = state.OriginOther
 	}
 	if t := k.traits(); t.name == sb.fsType {
-		c.GrowsMounted, c.GrowsUnmounted = h.growsMounted[t.name], t.growsOffline
+		c.GrowsMounted, c.GrowsUnmounted = h.growsMounted[t.name], t.growsOffline && !sb.growsBusy
 	}
 	return c, nil
 }

@@ -1,11 +1,13 @@
 package filesystem
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -189,5 +191,50 @@ func BenchmarkProbe(b *testing.B) {
 				probe(b, h, device, dir)
 			}
 		})
+	}
+}
+
+// What a user writes makes no volume something else: an xfs gives the end of its head to the first
+// files, and a small ext4 has inodes there, with what symbolic links lead to.
+func TestFilesLikeSignatures(t *testing.T) {
+	h := newHost(t)
+	page := bytes.Repeat([]byte{'x'}, 4096)
+	copy(page[4096-10:], "SWAPSPACE2")
+	link := strings.Repeat("x", 12) + "ReIsErFs"
+	for fsType, c := range map[string]struct {
+		size   int64
+		offset int64
+		magic  string
+		fill   func(dir string)
+	}{
+		"xfs": {300 * mib, 64<<10 - 10, "SWAPSPACE2", func(dir string) {
+			must0(t, os.WriteFile(filepath.Join(dir, "file"), bytes.Repeat(page, 6), 0o600))
+		}},
+		"ext4": {16 * mib, 64<<10 + 52, "ReIsErFs", func(dir string) {
+			for i := 0; os.Symlink(link, filepath.Join(dir, strconv.Itoa(i))) == nil; i++ { // until there is no inode
+			}
+		}},
+	} {
+		t.Run(fsType, func(t *testing.T) {
+			device := formatted(t, h, fsType, c.size)
+			dir := mount(t, device, fsType)
+			c.fill(dir)
+			unmount(t, dir)
+			if got := readAt(t, device.Path, c.offset, int64(len(c.magic))); string(got) != c.magic {
+				t.Errorf("%q is at byte %d", got, c.offset)
+			}
+			wantProbe(t, h, device, state.ContentsFilesystem, fsType)
+		})
+	}
+}
+
+// resize2fs grows an ext4 with clusters only while it is mounted.
+func TestGrowOfClusters(t *testing.T) {
+	h := newHost(t)
+	image := newImage(t, 64*mib)
+	command(t, "mkfs.ext4", "-q", "-O", "bigalloc", image)
+	must0(t, os.Truncate(image, 3<<30))
+	if c := probe(t, h, attach(t, image), ""); !c.Growable || c.GrowsUnmounted {
+		t.Errorf("%+v", c)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
+	"strings"
 )
 
 // signature is a magic number at a fixed place.
@@ -75,16 +77,24 @@ const unfinishedBtrfs = "btrfs that mkfs.btrfs did not finish"
 const (
 	mdMagic    = "\xfc\x4e\x2b\xa9" // little-endian; 0.90 may be of either order
 	mdMagicBig = "\xa9\x2b\x4e\xfc"
+	intelMagic = "Intel Raid ISM Cfg Sig. "
 	gptMagic   = "EFI PART"
 	bootMagic  = "\x55\xaa"
 	mbrEntries = 446
 )
 
+// ownHead is how far no file lies at the head of an ext4 or xfs. What is behind that can be what
+// a user has written: xfs gives the blocks from 24 KiB on to the first files, and the inodes of a
+// small ext4, which hold the names that symbolic links lead to, begin below 64 KiB.
+const ownHead = 16 << 10
+
 // headSignatures names what is at the head of a device beside the kinds' own
-// superblocks, and the type of the first file system among it.
-func headSignatures(head []byte) (found []string, fsType string) {
+// superblocks, and the type of the first file system among it. From byte own on only owners
+// count: the makers of all others overwrite the superblock of an ext4 or xfs, which has been made
+// since, if it is whole.
+func headSignatures(head []byte, own int) (found []string, fsType string) {
 	for _, s := range headTable {
-		if !magicAt(head, s.offset, s.magic) {
+		if !magicAt(head, s.offset, s.magic) || s.offset >= own && !isOwner(s.name) {
 			continue
 		}
 		found = append(found, fmt.Sprintf("%s at byte %d", s.name, s.offset))
@@ -95,10 +105,21 @@ func headSignatures(head []byte) (found []string, fsType string) {
 	if isJournalDevice(head) {
 		found = append(found, "external ext4 journal at byte 1024")
 	}
-	if len(found) == 0 && hasPartitions(head) { // GPT and FAT carry one for show
+	if hasPartitions(head) && !slices.ContainsFunc(found, fillsFirstSector) {
 		found = append(found, "MBR partition table at byte 446")
 	}
 	return found, fsType
+}
+
+// fillsFirstSector reports whether what was found has the first sector to itself: what looks
+// like an MBR there is for show, as that of a GPT, or by chance.
+func fillsFirstSector(found string) bool {
+	for _, name := range []string{"GPT ", "LUKS ", "BitLocker ", "ntfs ", "exfat ", "vfat "} {
+		if strings.HasPrefix(found, name) {
+			return true
+		}
+	}
+	return false
 }
 
 // farSignatures names what is at the end of a device, and the superblocks of a
@@ -130,25 +151,30 @@ func farSignatures(d *device) ([]string, error) {
 }
 
 // tailOwners names what at the end of a device, at or behind byte from, says
-// that the device belongs to somebody: RAID superblocks 0.90 and 1.0, whose
-// members hold a file system at their start (md(4)).
+// that the device belongs to somebody: the metadata of RAID and of DRBD, whose
+// members hold a file system at their start (md(4), and libblkid).
 func tailOwners(d *device, from int64) ([]string, error) {
 	var found []string
 	for _, s := range []struct {
 		name   string
 		offset int64
+		magics []string
 	}{
-		{"MD RAID 0.90 superblock", d.bytes&^(64<<10-1) - 64<<10},
-		{"MD RAID 1.0 superblock", (d.bytes/512 - 16) &^ 7 * 512},
+		{"MD RAID 0.90 superblock", d.bytes&^(64<<10-1) - 64<<10, []string{mdMagic, mdMagicBig}},
+		{"MD RAID 1.0 superblock", (d.bytes/512 - 16) &^ 7 * 512, []string{mdMagic, mdMagicBig}},
+		{"Intel RAID metadata", d.bytes - 2*512, []string{intelMagic}},
+		{"Intel RAID metadata", d.bytes - 2*4096, []string{intelMagic}}, // of a disk with sectors of 4 KiB
+		{"DDF RAID header", d.bytes - 512, []string{"\xde\x11\xde\x11", "\x11\xde\x11\xde"}},
+		{"DRBD metadata", d.bytes - 4096 + 60, []string{"\x83\x74\x02\x6b", "\x83\x74\x02\x6c", "\x83\x74\x02\x6d"}},
 	} {
 		if s.offset < max(from, 0) {
 			continue
 		}
-		b, err := d.readAt(s.offset, int64(len(mdMagic)))
+		b, err := d.readAt(s.offset, int64(len(s.magics[0])))
 		if err != nil {
 			return nil, err
 		}
-		if string(b) == mdMagic || string(b) == mdMagicBig {
+		if slices.Contains(s.magics, string(b)) {
 			found = append(found, fmt.Sprintf("%s at byte %d", s.name, s.offset))
 		}
 	}

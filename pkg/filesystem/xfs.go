@@ -70,7 +70,7 @@ func (xfs) parse(head []byte) (*superblock, error) {
 		(g.blocks+g.agBlocks-1)/g.agBlocks != g.ags:
 		return nil, damagedXFS("it has %d blocks in %d groups of %d", g.blocks, g.ags, g.agBlocks)
 	}
-	sb := &superblock{fsType: "xfs", uuid: [16]byte(head[32:])}
+	sb := &superblock{fsType: "xfs", uuid: [16]byte(head[32:]), own: ownHead}
 	g.put(sb)
 	return sb, nil
 }
