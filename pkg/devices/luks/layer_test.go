@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -29,26 +28,8 @@ import (
 
 const mib = 1 << 20
 
-// cheap is a cost that no test waits for; costly is one that none lives to see.
-var (
-	cheap  = []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"}
-	costly = []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "2000000000"}
-)
-
-// layer returns a layer of which each test has the devices for itself.
-func layer(t *testing.T) *Layer {
-	l := New()
-	l.owner, l.cost = t.Name(), cheap
-	return l
-}
-
-func secrets(passphrase, previous string) map[string]string {
-	return map[string]string{PassphraseKey: passphrase, PreviousKey: previous}
-}
-
-func volume(named map[string]string) devices.Volume {
-	return devices.Volume{ID: "v", Context: map[string]string{EncryptionKey: LUKS2}, Secrets: named}
-}
+// costly is a cost that no test lives to see, cf. cheap.
+var costly = []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "2000000000"}
 
 func TestLayer(t *testing.T) {
 	devicestest.Layer(t, func(t *testing.T) devicestest.LayerHarness {
@@ -67,21 +48,11 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{T: t, Layer: layer(t)}
-	b.lower, b.file = b.attach()
+	b.lower, b.file = attached(b.T)
 	t.Cleanup(func() {
 		require.NoError(t, b.Close(context.WithoutCancel(t.Context()), state.Device{}, volume(nil)))
 	})
 	return b
-}
-
-// attach makes an element of 32 MiB.
-func (b *bench) attach() (d state.Device, file string) {
-	b.Helper()
-	file = machine.Image(b, 32*mib)
-	path := machine.Losetup(b, file)
-	var st unix.Stat_t
-	require.NoError(b, unix.Stat(path, &st))
-	return state.Device{State: state.DeviceAttached, Path: path, Size: 32 * mib, Number: state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}}, file
 }
 
 func (b *bench) run(program string, args ...string) string {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -50,7 +51,7 @@ func (l *Layer) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 		if err := l.mappers.sweep(name); err != nil {
 			return err
 		}
-		args := []string{"open", "--type", "luks2", "--key-file", keyFile(0), "--disable-keyring", "--allow-discards"}
+		args := append(opens(), "--disable-keyring", "--allow-discards")
 		if readOnly {
 			args = append(args, "--readonly")
 		}
@@ -66,6 +67,13 @@ func (l *Layer) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 		}
 		return l.opened(ctx, lower, v)
 	})
+}
+
+// opens returns the arguments that open a header with the passphrase, and with nothing else. A token
+// in the header, such as a key in the kernel's keyring, would be tried first: the type is one that
+// none has.
+func opens() []string {
+	return []string{"open", "--type", "luks2", "--token-type", "csi-node", "--key-file", keyFile(0)}
 }
 
 // opened sees that the device that was opened stands on the element that was meant, and
@@ -86,8 +94,10 @@ func (l *Layer) opened(ctx context.Context, lower state.Device, v devices.Volume
 // half is one write of the header, and is done again if it was interrupted. It returns
 // the passphrase to open with; an element that takes no writes keeps the previous one.
 func (l *Layer) change(ctx context.Context, lower state.Device, h header, previous, passphrase string, readOnly bool) (string, error) {
-	err := l.try(ctx, []string{passphrase}, "open", "--test-passphrase", "--type", "luks2", "--key-file", keyFile(0), lower.Path)
-	switch {
+	test := func() error {
+		return l.try(ctx, []string{passphrase}, append(opens(), "--test-passphrase", lower.Path)...)
+	}
+	switch err := test(); {
 	case err == nil && (h.keyslots == 1 || readOnly):
 		return passphrase, nil
 	case errors.Is(err, errPassphrase) && readOnly:
@@ -98,13 +108,17 @@ func (l *Layer) change(ctx context.Context, lower state.Device, h header, previo
 		if errors.Is(err, errPassphrase) {
 			return passphrase, nil // Open tells that neither is right
 		}
+		if err == nil {
+			err = test()
+		}
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("the new passphrase was to be added, and the previous one stays: %w", err)
 		}
 	case err != nil:
 		return "", err
 	}
-	if h, err = readHeader(lower, true); err != nil || h.keyslots < 2 { // the last one is never removed
+	h, err := readHeader(lower, true)
+	if err != nil || h.keyslots < 2 { // the last one is never removed
 		return passphrase, err
 	}
 	err = l.try(ctx, []string{previous}, "luksRemoveKey", "--key-file", keyFile(0), lower.Path)
