@@ -31,9 +31,13 @@ type Capacity struct {
 	Available int64 // for the claims of new volumes and of growth
 	Largest   int64 // the largest size that a volume can have, even if there is room for more
 	ReadOnly  bool  // the pool's file system takes no writes, so that nothing is Available
+	NoFiles   bool  // it has no inodes for a new volume, so that nothing is Available
 
 	Thick, Thin, Damaged int // numbers of volumes, by provisioning; damaged: it is not known
 }
+
+// filesForVolume is how many files and directories a volume has (four), and is made and changed with.
+const filesForVolume = 8
 
 // Capacity counts the pool's room. It looks at every volume's file, and waits
 // while another call takes room.
@@ -66,7 +70,8 @@ func (p *Pool) capacity(ctx context.Context) (Capacity, error) {
 	if c.ReadOnly, err = filesystem.RefusesWrites(p.dir); err != nil {
 		return Capacity{}, fmt.Errorf("pool %s: %w", p.dir, err)
 	}
-	if !c.ReadOnly {
+	c.NoFiles = fs.Files > 0 && fs.Ffree < filesForVolume // btrfs tells no number of files
+	if !c.ReadOnly && !c.NoFiles {
 		c.Available = max(c.Free-c.Promised-c.Kept, 0)
 	}
 	c.Largest = largestFile(fs)

@@ -119,3 +119,25 @@ func TestNoRoomWithoutThePool(t *testing.T) {
 		t.Error("no room with the pool")
 	}
 }
+
+// Who has blocks and no inodes has no room: pods are not sent to a node where their claim cannot be made.
+func TestNoRoomWithoutInodes(t *testing.T) {
+	machine.Kernel(t)
+	dir := newDir(t)
+	ok(t, os.MkdirAll(dir, 0o700))
+	ok(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m,nr_inodes=40"))
+	t.Cleanup(func() { ok(t, unix.Unmount(dir, 0)) })
+	p := open(t, dir)
+	for i := 0; ; i++ {
+		c, err := p.Capacity(t.Context())
+		ok(t, err)
+		if c.NoFiles {
+			if i == 0 || c.Available != 0 {
+				t.Errorf("after %d volumes: %+v", i, c)
+			}
+			return
+		}
+		_, err = p.Create(t.Context(), Volume{ID: fmt.Sprint("v", i), Bytes: mib, Provisioning: Thin})
+		ok(t, err) // none is refused that was promised room
+	}
+}

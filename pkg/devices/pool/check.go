@@ -33,6 +33,8 @@ func roomLeft(dir string, c Capacity) error {
 	switch {
 	case c.Promised > c.Free, c.Owed > c.Free && c.Free < c.Total/10:
 		return state.Errorf(state.ResourceExhausted, "the pool %s (%s) is nearly full, and its volumes may yet take more than is free: their writes fail then; delete data or volumes, or enlarge the pool", dir, state.FormatSize(c.Total))
+	case c.NoFiles:
+		return state.Errorf(state.ResourceExhausted, "the pool %s (%s) has no inodes for new volumes (df -i): remove other files from its disk, or make its file system with more (mkfs.ext4 -N)", dir, state.FormatSize(c.Total))
 	case c.Available == 0:
 		return state.Errorf(state.ResourceExhausted, "the pool %s (%s) has no room for new volumes or for growth, beside what is taken, promised to volumes and kept free (--pool-reserve)", dir, state.FormatSize(c.Total))
 	}
