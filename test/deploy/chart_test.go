@@ -212,6 +212,9 @@ func TestSchema(t *testing.T) {
 		"tolerations: {operator: Exists}",
 		"daemonSetAnnotations: {a: 1}",
 		"updateStrategy: {rollingUpdate: {maxUnavailable: most}}",
+		"updateStrategy: {rollingUpdate: {maxUnavailable: 0}}",
+		"updateStrategy: {rollingUpdate: {maxUnavailable: 0%}}",
+		"storageClasses: [{name: a..b}]",
 		"updateStrategy: {rollingUpdate: {maxSurge: 1}}", // two plugins on one node: the second waits, and is never ready
 		"extraArgs: [v=4]",
 		"networkPolicy: {ingress: []}",
@@ -246,9 +249,16 @@ func TestLimits(t *testing.T) {
 }
 
 // TestProgramWithTheDefaults: a driver.program needs no values beside it, so the check knows the defaults of the limits.
+// Its own defaults are not those of the chart, and it is told all that the other objects name.
 func TestProgramWithTheDefaults(t *testing.T) {
-	if _, err := tryHelm(t, usual, "driver: {program: /bin/acme}"); err != nil {
-		t.Error(err)
+	text, err := tryHelm(t, usual, "driver: {program: /bin/acme}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, told := range []string{"--driver-name=csi-node.local", "--lib-dir=/var/lib/csi-node", "{name: CSI_NODE_STATE_DIR, value: /run/csi-node}"} {
+		if !strings.Contains(text, told) {
+			t.Errorf("the program is not told %s", told)
+		}
 	}
 }
 
@@ -447,10 +457,27 @@ func TestValuesThatDoNotFitTogether(t *testing.T) {
 		"driver: {libDir: /usr/x}":                                                              "driver.libDir: the plugin's container needs its own /usr/x",
 		"pool: {dir: /var/lib/kubelet/pool}":                                                    "needs its own /var/lib/kubelet",
 		"pool: {dir: /run/csi-node/pool}":                                                       "needs its own /run/csi-node",
+		"pool: {dir: /var/lib/kubelet/x/pool}":                                                  "/var/lib/kubelet/x lies below kubeletDir",
+		"driver: {libDir: /var/lib/kubelet/csi}":                                                "/var/lib/kubelet/csi lies below kubeletDir",
+		"driver: {stateDir: /var/lib/kubelet/state}":                                            "/var/lib/kubelet/state lies below kubeletDir",
+		"pool: {dir: /var/lib/csi-node, requireMount: true}":                                    "pool.dir: the pool would be /var/lib/csi-node itself",
+		"fullnameOverride: '123'":                                                               "the name of all objects would be 123",
 		"driver: {stateDir: /var/lib/csi-node}":                                                 "must differ: they are [/var/lib/kubelet /var/lib/csi-node /var/lib/csi-node]",
 	} {
 		if text, err := tryHelm(t, usual, values); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("with %s Helm says %v and makes\n%s", values, err, text)
+		}
+	}
+}
+
+// TestLongName: the longest name that a release can have is one that all objects can.
+func TestLongName(t *testing.T) {
+	for _, o := range helm(t, usual, "fullnameOverride: "+strings.Repeat("x", 63)) {
+		labels, _ := o.at("metadata", "labels").(map[string]any)
+		for name, value := range labels {
+			if text, _ := value.(string); len(text) > 63 {
+				t.Errorf("%s %s has the label %s=%s, of more than 63 bytes", o["kind"], o.at("metadata", "name"), name, text)
+			}
 		}
 	}
 }

@@ -125,8 +125,22 @@ seLinuxOptions:
 {{- if ne (len $dirs) (len (uniq $dirs)) -}}
 {{- fail (printf "kubeletDir, driver.stateDir and driver.libDir must differ: they are %v" $dirs) -}}
 {{- end -}}
-{{- $parent := dir (include "csi-node.poolDir" .) -}}
+{{- $pool := include "csi-node.poolDir" . -}}
+{{- $poolValue := ternary "driver.libDir" "pool.dir" (empty .Values.pool.dir) -}}
+{{- if has $pool $dirs -}}
+{{- fail (printf "%s: the pool would be %s itself, which is another directory of the plugin: name one below it" $poolValue $pool) -}}
+{{- end -}}
+{{- $parent := dir $pool -}}
 {{- if or (has $parent (initial $dirs)) (regexMatch "^/(usr|etc|bin|sbin|lib|lib64|dev|sys|proc|csi)(/|$)" $parent) -}}
-{{- fail (printf "%s: the plugin's container needs its own %s" (ternary "driver.libDir" "pool.dir" (empty .Values.pool.dir)) $parent) -}}
+{{- fail (printf "%s: the plugin's container needs its own %s" $poolValue $parent) -}}
+{{- end -}}
+{{- range append (rest $dirs) $parent -}}
+{{- if hasPrefix (print $.Values.kubeletDir "/") . -}}
+{{- fail (printf "%s lies below kubeletDir: what a container mounts there stays on the node, twice as much with each new container" .) -}}
+{{- end -}}
+{{- end -}}
+{{- $name := include "csi-node.name" . -}}
+{{- if regexMatch "^([-0-9.e]+|0x[0-9a-f]+|true|false|null|yes|no|on|off|y|n)$" $name -}}
+{{- fail (printf "the name of all objects would be %s, which YAML takes for something else than a name: set fullnameOverride" $name) -}}
 {{- end -}}
 {{- end -}}
