@@ -461,8 +461,8 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 
 // Limits of one client of the CSI socket.
 const (
-	maxCalls      = 1024 // on one connection; more wait at the client
-	handshakeTime = 10 * time.Second
+	maxCalls      = 1024            // on one connection; more wait at the client
+	handshakeTime = 2 * time.Second // a client that says nothing delays the plugin's end for so long
 	// keptWorkers goroutines wait for calls, with stacks that have grown already. Further
 	// calls at a time get goroutines of their own.
 	keptWorkers = 8
@@ -485,7 +485,7 @@ func newServer(m *metrics, r *refusals, tracer trace.Tracer, o Options, s servic
 	if tracer != nil {
 		interceptors = slices.Insert(interceptors, 1, traceCalls(tracer))
 	}
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(interceptors...),
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(interceptors...), grpc.StreamInterceptor(streamInterceptor(interceptors)),
 		grpc.MaxConcurrentStreams(maxCalls), grpc.ConnectionTimeout(handshakeTime), grpc.NumStreamWorkers(keptWorkers),
 		grpc.StaticStreamWindowSize(window))
 	csi.RegisterIdentityServer(server, s.identity)

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,6 +77,32 @@ func (o Options) ownNameInErrors(ctx context.Context, req any, _ *grpc.UnaryServ
 func inTime(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	return handler(deadline.WithAnswerTime(ctx), req)
 }
+
+// streamInterceptor puts a stream, which only a service that the driver's builder added has, behind
+// the interceptors of other calls. They see no request.
+func streamInterceptor(chain []grpc.UnaryServerInterceptor) grpc.StreamServerInterceptor {
+	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		call := func(ctx context.Context, _ any) (any, error) {
+			return nil, handler(server, contextStream{stream, ctx})
+		}
+		for _, interceptor := range slices.Backward(chain) {
+			next := call
+			call = func(ctx context.Context, req any) (any, error) {
+				return interceptor(ctx, req, &grpc.UnaryServerInfo{Server: server, FullMethod: info.FullMethod}, next)
+			}
+		}
+		_, err := call(stream.Context(), nil)
+		return err
+	}
+}
+
+// contextStream is a stream with another context.
+type contextStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s contextStream) Context() context.Context { return s.ctx }
 
 // maxMessage bounds the message of an answer, in bytes. It may quote a string of
 // megabytes from the request, gRPC sends messages as headers, and a caller whose

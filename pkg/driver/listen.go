@@ -9,8 +9,6 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/csi-node/csi-node/pkg/process"
 )
 
@@ -40,21 +38,6 @@ func socketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
-// servedBy returns the process that listens on the other side (unix(7),
-// SO_PEERCRED); 0 if it is not visible in this PID namespace.
-func servedBy(conn net.Conn) (int, error) {
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var peer *unix.Ucred
-	controlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(controlErr, err); err != nil {
-		return 0, err
-	}
-	return int(peer.Pid), nil
-}
-
 // listenUnix listens on a socket that only root may use. It replaces one whose process
 // is gone or dead (process.Dead).
 func listenUnix(path string) (*net.UnixListener, error) {
@@ -64,7 +47,7 @@ func listenUnix(path string) (*net.UnixListener, error) {
 		}
 		switch conn, err := net.Dial("unix", path); {
 		case err == nil:
-			server, err := servedBy(conn)
+			server, err := process.Peer(conn)
 			if err := errors.Join(err, conn.Close()); err != nil {
 				return nil, err
 			}

@@ -156,7 +156,10 @@ func TestOptionsExtendTheServices(t *testing.T) {
 	o := testOptions()
 	o.Topology = func(context.Context) (map[string]string, error) { return map[string]string{"zone": "north"}, nil }
 	o.Capabilities = []*csi.PluginCapability{{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE}}}}
-	o.Services = func(r grpc.ServiceRegistrar) { csi.RegisterGroupControllerServer(r, groups{}) }
+	o.Services = func(r grpc.ServiceRegistrar) {
+		csi.RegisterGroupControllerServer(r, groups{})
+		csi.RegisterSnapshotMetadataServer(r, blocks{})
+	}
 	o.Identity = func(s csi.IdentityServer) csi.IdentityServer { return renamed{s} }
 	o.Controller = func(s csi.ControllerServer) csi.ControllerServer { return attaching{s} }
 	o.Node = func(s csi.NodeServer) csi.NodeServer { return sitting{s} }
@@ -186,6 +189,22 @@ func TestOptionsExtendTheServices(t *testing.T) {
 	if status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the class of an error of a service that was added becomes %v", err)
 	}
+	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{})
+	require.NoError(t, err)
+	if one, err := stream.Recv(); err != nil || one.GetVolumeCapacityBytes() != 1 {
+		t.Errorf("the stream begins with %v (%v)", one, err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.NotFound {
+		t.Errorf("the error of a stream becomes %v", err)
+	}
+}
+
+type blocks struct {
+	csi.UnimplementedSnapshotMetadataServer
+}
+
+func (blocks) GetMetadataAllocated(_ *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	return errors.Join(stream.Send(&csi.GetMetadataAllocatedResponse{VolumeCapacityBytes: 1}), state.Errorf(state.NotFound, "see `csi-node volume list`"))
 }
 
 type renamed struct{ csi.IdentityServer }

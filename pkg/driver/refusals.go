@@ -71,7 +71,9 @@ func volumeNamed(req any) string {
 	switch r := req.(type) {
 	case interface{ GetVolumeId() string }:
 		return r.GetVolumeId()
-	case interface{ GetName() string }:
+	case interface{ GetSourceVolumeId() string }:
+		return r.GetSourceVolumeId()
+	case *csi.CreateVolumeRequest:
 		return r.GetName()
 	}
 	return ""

@@ -96,7 +96,9 @@ func TestRefusalNamesWhoWaits(t *testing.T) {
 	r.called(&csi.NodePublishVolumeRequest{VolumeId: "v", VolumeContext: map[string]string{"csi.storage.k8s.io/pod.namespace": "default", "csi.storage.k8s.io/pod.name": "writer"}}, "NodePublishVolume", codes.InvalidArgument, "bad")
 	r.called(&csi.CreateVolumeRequest{Name: "w", Parameters: map[string]string{"csi.storage.k8s.io/pvc/namespace": "default", "csi.storage.k8s.io/pvc/name": "data"}}, "CreateVolume", codes.InvalidArgument, "bad")
 	r.called(&csi.NodePublishVolumeRequest{VolumeId: "x"}, "NodePublishVolume", codes.InvalidArgument, "bad")
-	if all := r.list(); len(all) != 3 || all[0].Pod != "default/writer" || all[0].Claim != "" || all[1].Claim != "default/data" || all[1].Pod != "" || all[2].Pod+all[2].Claim != "" {
+	r.called(&csi.CreateSnapshotRequest{Name: "snapshot", SourceVolumeId: "x"}, "CreateSnapshot", codes.InvalidArgument, "bad") // of a driver's builder
+	r.called(&csi.CreateVolumeGroupSnapshotRequest{Name: "group"}, "CreateVolumeGroupSnapshot", codes.InvalidArgument, "bad")
+	if all := r.list(); len(all) != 3 || all[0].Pod != "default/writer" || all[0].Claim != "" || all[1].Claim != "default/data" || all[1].Pod != "" || all[2].Pod+all[2].Claim != "" || all[2].Volume != "x" || all[2].Call != "CreateSnapshot" {
 		t.Errorf("remembered are %+v", all)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -52,6 +53,21 @@ func Dead(pid int) (bool, error) {
 		}
 	}
 	return left, nil
+}
+
+// Peer returns the process that listens on the other side of a connection to a unix socket
+// (unix(7), SO_PEERCRED); 0 if it is not visible in this PID namespace.
+func Peer(conn net.Conn) (int, error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	controlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(controlErr, err); err != nil {
+		return 0, err
+	}
+	return int(peer.Pid), nil
 }
 
 // thread is what Dead must know of one.

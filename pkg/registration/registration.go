@@ -13,12 +13,15 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/csi-node/csi-node/pkg/process"
 )
 
 // csiVersions are the versions that kubelet's CSI plugin accepts (it checks the
@@ -79,8 +82,9 @@ func (r *Registrar) Run(ctx context.Context) {
 // once; if that happens twice in a row, it is something else.
 var errRemoved = errors.New("the directory of the registration socket was removed; if it is a mount whose source is gone, restart the pod")
 
-// errServed says that somebody else serves in the plugin's place.
-var errServed = errors.New("another process has put its registration socket in the place of this plugin's: two plugins of the node have the same driver name: end one, or give it another --driver-name and directories of its own")
+// errServed says that somebody else serves in the plugin's place. kubelet would end the registration
+// of one whose socket is replaced, and its volumes be asked of another: who is there stays.
+var errServed = errors.New("another process serves the plugin's registration socket: two plugins of the node have the same driver name: end one, or give it another --driver-name and directories of its own")
 
 const (
 	retryTime = 10 * time.Second // the pause after serving failed
@@ -127,6 +131,7 @@ func (r *Registrar) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.forgetAnswer()
 	klog.FromContext(ctx).Info("Waiting for kubelet to register the plugin", "socket", r.Status().Socket)
 	server := grpc.NewServer()
 	registerapi.RegisterRegistrationServer(server, r)
@@ -156,14 +161,19 @@ func (r *Registrar) awaitLoss(ctx context.Context, watcher *fsnotify.Watcher, li
 			}
 		}
 	}
-	if conn, err := net.DialTimeout("unix", listener.path, dialTime); err == nil {
-		return errors.Join(errServed, conn.Close())
+	if err := refuseServed(listener.path); err != nil {
+		return err
 	}
 	klog.FromContext(ctx).Info("The registration socket was removed and is created again", "socket", listener.path)
+	r.forgetAnswer() // as kubelet does with the socket
+	return nil
+}
+
+// forgetAnswer says that kubelet has not asked yet.
+func (r *Registrar) forgetAnswer() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.status = Status{Socket: r.status.Socket} // kubelet forgets with the socket
-	return nil
+	r.status = Status{Socket: r.status.Socket}
 }
 
 // placed is a listener and its socket file.
@@ -181,10 +191,32 @@ func (l *placed) inPlace() bool {
 // NewSocket returns where the socket of a driver is made: under a name that kubelet ignores.
 func NewSocket(dir, driver string) string { return filepath.Join(dir, "."+driver+"-reg.sock") }
 
+// refuseServed returns an error if a process serves a socket that is not about to end.
+func refuseServed(path string) error {
+	conn, err := net.DialTimeout("unix", path, dialTime)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED): // whoever made it has ended
+		return nil
+	case err != nil: // such as EAGAIN of a process that is busy
+		return fmt.Errorf("%w (%w)", errServed, err)
+	}
+	server, err := process.Peer(conn)
+	if err := errors.Join(err, conn.Close()); err != nil {
+		return err
+	}
+	if dead, err := process.Dead(server); err != nil || dead {
+		return err
+	}
+	return fmt.Errorf("%w: it is %s", errServed, process.Name(server))
+}
+
 // listen creates the socket under a name that kubelet ignores, and then renames it:
 // kubelet never finds a socket that does not answer.
 func (r *Registrar) listen() (*placed, error) {
 	path := r.Status().Socket
+	if err := refuseServed(path); err != nil {
+		return nil, err
+	}
 	fresh := NewSocket(r.cfg.Dir, r.cfg.DriverName)
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err

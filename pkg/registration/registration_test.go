@@ -3,8 +3,10 @@ package registration
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -122,23 +124,32 @@ func TestRegistrationTakesOver(t *testing.T) {
 	asKubelet(t, filepath.Join(dir, "csi.test-reg.sock"))
 }
 
-// Two plugins of one name are told of each other, and do not fight without a pause.
+// Of two plugins of one name the first one stays registered, and the second one is told. Who loses its
+// place all the same does not take it back from somebody who serves.
 func TestTwoPluginsOfOneName(t *testing.T) {
 	dir := directory(t)
 	first, stop := start(t, dir)
 	defer stop()
 	socket := filepath.Join(dir, "csi.test-reg.sock")
 	asKubelet(t, socket)
-	_, stopSecond := start(t, dir)
-	defer stopSecond()
-	if s := failed(first); !strings.Contains(s.Error, "the same driver name") || s.Registered {
-		t.Errorf("tells %+v", s)
-	}
 	before, err := os.Stat(socket)
 	require.NoError(t, err)
+	second, stopSecond := start(t, dir)
+	defer stopSecond()
+	if s := failed(second); !strings.Contains(s.Error, "the same driver name") || !strings.Contains(s.Error, strconv.Itoa(os.Getpid())) {
+		t.Errorf("the second one tells %+v", s)
+	}
 	asKubelet(t, socket)
-	if now, err := os.Stat(socket); err != nil || !os.SameFile(before, now) {
-		t.Errorf("the socket was replaced: %v", err)
+	if now, err := os.Stat(socket); err != nil || !os.SameFile(before, now) || first.Status().Error != "" {
+		t.Errorf("the first one tells %+v; its socket: %v", first.Status(), err)
+	}
+
+	other, err := net.Listen("unix", filepath.Join(dir, ".other"))
+	require.NoError(t, err)
+	defer other.Close()
+	require.NoError(t, os.Rename(filepath.Join(dir, ".other"), socket))
+	if s := failed(first); !strings.Contains(s.Error, "the same driver name") || s.Registered {
+		t.Errorf("the first one tells %+v", s)
 	}
 }
 
