@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -73,9 +74,14 @@ func writeYAML(out io.Writer, value any) error {
 	return errors.Join(e.Encode(&node), e.Close())
 }
 
+// wordsOfYAML11 are no strings for kubectl, which reads YAML 1.1, unless they are quoted.
+var wordsOfYAML11 = regexp.MustCompile(`^(?i:y|n|yes|no|on|off)$`)
+
 // inBlocks takes the braces and quotes of JSON from what does not need them.
 func inBlocks(node *yaml.Node) {
-	node.Style = 0
+	if node.Kind != yaml.ScalarNode || !wordsOfYAML11.MatchString(node.Value) {
+		node.Style = 0
+	}
 	for _, child := range node.Content {
 		inBlocks(child)
 	}

@@ -64,7 +64,12 @@ func readBundle(ctx context.Context, stateDir string, o Options, log string) bun
 	var node report.Node
 	var nodeErr error
 	status := func(write func(io.Writer) error) func(context.Context, io.Writer) error {
-		return func(_ context.Context, out io.Writer) error { return errors.Join(nodeErr, write(out)) }
+		return func(_ context.Context, out io.Writer) error {
+			if nodeErr != nil { // nothing is known: an empty report would say that nothing is asked for
+				return nodeErr
+			}
+			return write(out)
+		}
 	}
 	asked := func(path string) func(context.Context, io.Writer) error {
 		return func(ctx context.Context, out io.Writer) error { return askText(ctx, stateDir, path, out) }
@@ -91,15 +96,24 @@ func readBundle(ctx context.Context, stateDir string, o Options, log string) bun
 	add("devices.txt", "the loop devices of volumes, as sysfs has them", func(_ context.Context, out io.Writer) error { return readDevices(ours, out) })
 	add("kernel.txt", "the kernel, its file systems, and the tools", readKernel)
 	add("explain.txt", fmt.Sprintf("what `explain` prints, of %d volumes at most, those that fail first", maxExplained), func(ctx context.Context, out io.Writer) error {
-		return errors.Join(nodeErr, explainAll(ctx, stateDir, o, node, out))
+		if nodeErr != nil {
+			return nodeErr
+		}
+		return explainAll(ctx, stateDir, o, node, out)
 	})
 	add("volumes.json", "the volumes that the backends have", func(ctx context.Context, out io.Writer) error {
 		all, err := readInventory(ctx, stateDir, o)
-		return errors.Join(err, command.WriteJSON(out, all))
+		if err != nil {
+			return err
+		}
+		return command.WriteJSON(out, all)
 	})
 	add("orphans.json", "what `orphans` finds", func(ctx context.Context, out io.Writer) error {
 		found, err := readOrphans(ctx, stateDir, o)
-		return errors.Join(err, command.WriteJSON(out, found))
+		if err != nil {
+			return err
+		}
+		return command.WriteJSON(out, found)
 	})
 	return b
 }
@@ -182,9 +196,17 @@ func explainAll(ctx context.Context, stateDir string, o Options, node report.Nod
 	slices.SortStableFunc(node.Volumes, func(a, b report.Status) int {
 		return cmp.Compare(slices.Index(order, b.Worst()), slices.Index(order, a.Worst()))
 	})
-	ids := node.IDs()
-	left := max(len(ids)-maxExplained, 0)
-	for _, id := range ids[:len(ids)-left] {
+	ids, refused := node.IDs(), map[string]int{}
+	for _, r := range node.Refusals {
+		refused[r.Volume] = 1
+	}
+	slices.SortStableFunc(ids, func(a, b string) int { return cmp.Compare(refused[b], refused[a]) })
+	left := len(ids)
+	for _, id := range ids[:min(len(ids), maxExplained)] {
+		if ctx.Err() != nil {
+			break
+		}
+		left--
 		explanation, err := readExplanation(ctx, stateDir, id, o)
 		if err != nil {
 			fmt.Fprintf(out, "volume %s\n\n  It cannot be explained: %v\n", id, err)

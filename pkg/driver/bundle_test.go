@@ -127,6 +127,22 @@ func TestBundleWhileADiskHangs(t *testing.T) {
 	}
 }
 
+// Of a plugin that does not answer it is not told that none runs, nor that nothing is asked of it.
+func TestBundleOfAPluginThatHangs(t *testing.T) {
+	dir := t.TempDir()
+	socket, err := net.Listen("unix", filepath.Join(dir, statusSocket))
+	require.NoError(t, err)
+	defer socket.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	b := readBundle(ctx, dir, testOptions(), "")
+	for _, name := range []string{"status.txt", "status.json", "volumes.json", "orphans.json", "explain.txt"} {
+		if text := b.text(t, name); !strings.HasPrefix(text, "\nThis could not be read") {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+}
+
 // Even where nothing ever ran there is something to send.
 func TestBundleOfNothing(t *testing.T) {
 	for _, f := range readBundle(t.Context(), t.TempDir(), testOptions(), "") {
@@ -148,6 +164,12 @@ func TestBundleIsBounded(t *testing.T) {
 	require.NoError(t, explainAll(t.Context(), t.TempDir(), Options{}, many, &text))
 	if n := strings.Count(text.String(), "cannot be explained"); n != maxExplained || !strings.Contains(text.String(), "200 more volumes are left out.") {
 		t.Errorf("%d are explained", n)
+	}
+	many.Refusals = []report.Refusal{{Volume: "refused"}}
+	text.Reset()
+	require.NoError(t, explainAll(t.Context(), t.TempDir(), Options{}, many, &text))
+	if !strings.HasPrefix(text.String(), "volume refused\n") {
+		t.Errorf("first is %.80s", text.String())
 	}
 }
 

@@ -3,6 +3,7 @@ package driver
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -46,13 +47,13 @@ it the policy Retain, then delete it. A claim takes one by its spec.volumeName.`
 				return fmt.Errorf("volume manifest: %w", err)
 			}
 			volumes, err := all.manifests(args, add)
-			if err != nil {
+			if len(volumes) == 0 && err != nil {
 				return err
 			}
 			if locked := all.withLayers(volumes); len(locked) > 0 && add.secret == nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "Of these, %s need a Secret, such as the passphrase of an encrypted volume: name it by --secret-ref.\n", strings.Join(locked, ", "))
 			}
-			return printManifests(cmd.OutOrStdout(), output, volumes)
+			return errors.Join(printManifests(cmd.OutOrStdout(), output, volumes), err)
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			ids, _ := command.CompleteVolume(cmd, nil, "")
@@ -143,9 +144,8 @@ type nodeSelectorRequirement struct {
 }
 
 // manifests returns the PersistentVolumes of the named volumes; without names, of all
-// that live longer than a pod.
-func (i inventory) manifests(ids []string, add additions) ([]persistentVolume, error) {
-	var all []persistentVolume
+// that live longer than a pod, and with those an error if the facts of others cannot be read.
+func (i inventory) manifests(ids []string, add additions) (all []persistentVolume, err error) {
 	found := map[string]bool{}
 	for _, v := range i.Volumes {
 		named := slices.Contains(ids, v.ID)
@@ -155,8 +155,11 @@ func (i inventory) manifests(ids []string, add additions) ([]persistentVolume, e
 			continue
 		case v.Inline:
 			return nil, fmt.Errorf("volume %s: an inline volume ends with its pod, and no PersistentVolume can be of it", v.ID)
-		case v.Error != "":
+		case v.Error != "" && named:
 			return nil, fmt.Errorf("volume %s: its facts cannot be read: %s", v.ID, v.Error)
+		case v.Error != "":
+			err = errors.Join(err, fmt.Errorf("volume %s: it is left out, as its facts cannot be read: %s", v.ID, v.Error))
+			continue
 		}
 		all = append(all, i.manifest(v, add))
 	}
@@ -165,7 +168,7 @@ func (i inventory) manifests(ids []string, add additions) ([]persistentVolume, e
 			return nil, fmt.Errorf("volume %s: no backend of this plugin has such a volume on this node; `csi-node volume list` shows them", id)
 		}
 	}
-	return all, nil
+	return all, err
 }
 
 // withLayers returns the ids of those that have layers.

@@ -157,6 +157,9 @@ func TestManifestOfSome(t *testing.T) {
 	}
 	broken := exampleInventory()
 	broken.Volumes[0].Error = "damaged"
+	if all, err := broken.manifests(nil, additions{}); err == nil || len(all) != 2 || all[0].Spec.CSI.VolumeHandle == broken.Volumes[0].ID {
+		t.Errorf("beside a damaged one: %+v (%v)", all, err)
+	}
 	everywhere := exampleInventory()
 	everywhere.Topology = nil
 	if all, err := everywhere.manifests([]string{"blank"}, additions{}); err != nil || all[0].Spec.NodeAffinity != nil {

@@ -263,6 +263,10 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 	var errs []error
 	known := false
 	for _, at := range places {
+		if at.driver != "" && !slices.ContainsFunc(all.Nodes, func(n report.NodeOf) bool { return n.Driver == at.driver || n.Driver == "" }) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "Volume %s is of %s, which is no driver that was asked.\n", at.volume, at.driver)
+			continue
+		}
 		found := false
 		for i, p := range plugins {
 			if at.is(all.Nodes[i]) {
@@ -278,6 +282,9 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 	if !known {
 		errs = append(errs, none)
 	}
+	all.Nodes = slices.DeleteFunc(all.Nodes, func(n report.NodeOf) bool { // of another driver
+		return n.Driver != "" && !slices.ContainsFunc(places, func(at place) bool { return at.driver == "" || at.driver == n.Driver })
+	})
 	return errors.Join(append(errs, all.Err())...)
 }
 

@@ -141,6 +141,7 @@ type plugin struct {
 	driver string // by its label; empty: it has none
 
 	waits bool // its containers have not all been started yet
+	ends  bool // it is being deleted, and no other one is there for its node yet
 }
 
 func (p plugin) pod() string { return p.namespace + "/" + p.name }
@@ -152,16 +153,27 @@ func (c *cluster) pods(ctx context.Context) ([]pod, error) {
 	return list.Items, err
 }
 
-// plugins returns the pods of csi-node that run, or are to start, in the order of their nodes.
+// plugins returns the pods of csi-node that run, or are to start, or end without another one, in
+// the order of their nodes.
 func (c *cluster) plugins(ctx context.Context) ([]plugin, error) {
 	pods, err := c.pods(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var all []plugin
+	var all, ending []plugin
 	for _, p := range pods {
-		if p.Spec.NodeName != "" && (c.node == "" || c.node == p.Spec.NodeName) && (p.Status.Phase == "Running" || p.Status.Phase == "Pending") && p.Metadata.DeletionTimestamp == "" && p.has(c.container) {
-			all = append(all, plugin{p.Spec.NodeName, p.Metadata.Namespace, p.Metadata.Name, p.Metadata.Labels[ofDriver], p.Status.Phase == "Pending"})
+		if p.Spec.NodeName != "" && (c.node == "" || c.node == p.Spec.NodeName) && (p.Status.Phase == "Running" || p.Status.Phase == "Pending") && p.has(c.container) {
+			one := plugin{p.Spec.NodeName, p.Metadata.Namespace, p.Metadata.Name, p.Metadata.Labels[ofDriver], p.Status.Phase == "Pending", p.Metadata.DeletionTimestamp != ""}
+			if one.ends {
+				ending = append(ending, one)
+			} else {
+				all = append(all, one)
+			}
+		}
+	}
+	for _, p := range ending { // such as one of a node that is down, which stays until the node is back
+		if !slices.ContainsFunc(all, func(o plugin) bool { return o.node == p.node && (o.driver == p.driver || p.driver == "") }) {
+			all = append(all, p)
 		}
 	}
 	if len(all) == 0 {
@@ -193,7 +205,10 @@ func names(plugins []plugin) []string {
 func (c *cluster) run(ctx context.Context, p plugin, out io.Writer, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.nodeTimeout))
 	defer cancel()
-	if p.waits {
+	switch {
+	case p.ends:
+		return fmt.Errorf("the pod is being ended, and no other one is there: `kubectl --namespace=%s describe pod %s` tells why", p.namespace, p.name)
+	case p.waits:
 		return fmt.Errorf("the pod has not started: `kubectl --namespace=%s describe pod %s` tells why", p.namespace, p.name)
 	}
 	err := c.kubectlTo(ctx, out, append([]string{"exec", "--namespace=" + p.namespace, p.name, "--container=" + c.container, "--", c.command}, args...)...)
@@ -245,6 +260,7 @@ func (c *cluster) status(ctx context.Context, nodes ...string) (report.Cluster, 
 	all := report.Cluster{Nodes: make([]report.NodeOf, len(plugins))}
 	each(plugins, func(i int, p plugin) {
 		n := report.NodeOf{Name: p.node, Pod: p.pod()}
+		n.Driver = p.driver
 		if err := c.ask(ctx, p, &n.Node, "status", "--output=json"); err != nil {
 			n.Error = err.Error()
 		}

@@ -484,6 +484,59 @@ func TestPluginThatDoesNotRun(t *testing.T) {
 	}
 }
 
+// A pod that is being deleted counts as long as no other one is there, as on a node that is down.
+func TestPluginThatEnds(t *testing.T) {
+	dir := fake(t)
+	ending := strings.Replace(pods, `"plugin-b","namespace":"csi-node"`, `"plugin-b","namespace":"csi-node","deletionTimestamp":"x"`, 1)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(ending), 0o600))
+	const describe = "node b: the pod is being ended, and no other one is there: `kubectl --namespace=csi-node describe pod plugin-b` tells why"
+	for _, name := range []string{"status", "top", "volumes", "orphans"} {
+		if out, _, err := run(t, name); command.ExitCode(err) != 1 || !strings.Contains(err.Error(), describe) {
+			t.Errorf("%s prints (%v)\n%s", name, err, out)
+		}
+	}
+	const next = `{"metadata":{"name":"plugin-b2","namespace":"csi-node"},"spec":{"nodeName":"b","containers":[{"name":"csi-node"}]},"status":{"phase":"Running"}},`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.Replace(ending, "[", "["+next, 1)), 0o600))
+	if out, _, err := run(t, "status"); strings.Contains(fmt.Sprint(err), "being ended") { // the next one is asked
+		t.Errorf("status prints (%v)\n%s", err, out)
+	}
+}
+
+// A pod's volumes of other drivers are named, and are no failure.
+func TestVolumesOfOtherDrivers(t *testing.T) {
+	dir := fake(t)
+	machine.WriteProgram(t, filepath.Join(dir, "kubectl"), strings.Replace(fakeKubectl, `case "$*" in`, `case "$*" in
+*"get pod mixed"*)
+	echo '{"metadata":{"name":"mixed","namespace":"default","uid":"u1"},"spec":{"nodeName":"a","volumes":[{"name":"d","persistentVolumeClaim":{"claimName":"data"}},{"name":"n","persistentVolumeClaim":{"claimName":"nfs"}}]}}' ;;
+*"get persistentvolumeclaim nfs "*) echo '{"spec":{"volumeName":"pv-nfs"}}' ;;
+*"get persistentvolume pv-nfs "*) echo '{"spec":{"csi":{"driver":"nfs.csi.k8s.io","volumeHandle":"nfs#x"}}}' ;;
+*"get pod only"*)
+	echo '{"metadata":{"name":"only","namespace":"default","uid":"u1"},"spec":{"nodeName":"a","volumes":[{"name":"n","persistentVolumeClaim":{"claimName":"nfs"}}]}}' ;;
+`, 1))
+	for _, name := range []string{"explain", "retry"} {
+		out, errs, err := run(t, name, "default/mixed")
+		if err != nil || !strings.Contains(out, "vol-1") || !strings.Contains(errs, "Volume nfs#x is of nfs.csi.k8s.io") {
+			t.Errorf("%s prints (%v)\n%s%s", name, err, out, errs)
+		}
+		if _, _, err := run(t, name, "default/only"); err == nil || !strings.Contains(err.Error(), "no volume that a driver is asked for") {
+			t.Errorf("%s of a pod without a volume of csi-node: %v", name, err)
+		}
+	}
+}
+
+// A plugin of another driver that does not answer keeps nobody from being told of this one's volumes.
+func TestOtherDriverThatIsDown(t *testing.T) {
+	dir := fake(t)
+	const second = `{"metadata":{"name":"plugin-c","namespace":"csi-node","labels":{"csi-node.local/driver":"y"}},"spec":{"nodeName":"a","containers":[{"name":"csi-node"}]},"status":{"phase":"Running"}},`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugins"), []byte(strings.Replace(strings.Replace(pods, `"plugin-a",`, `"plugin-a","labels":{"csi-node.local/driver":"x"},`, 1), "[", "["+second, 1)), 0o600))
+	machine.WriteProgram(t, filepath.Join(dir, "kubectl"), strings.Replace(fakeKubectl, `case "$*" in`, `case "$*" in
+*"plugin-c "*) echo 'error dialing backend' >&2; exit 1 ;;
+`, 1))
+	if out, errs, err := run(t, "explain", "writer"); err != nil || !strings.Contains(out, "vol-1") {
+		t.Errorf("prints (%v)\n%s%s", err, out, errs)
+	}
+}
+
 func TestWithoutKubectl(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, _, err := run(t, "status"); err == nil || !strings.Contains(err.Error(), "kubectl is not in the PATH") {

@@ -65,8 +65,10 @@ func (c *cluster) page() ui.Source {
 	}
 }
 
-// claimsEvery is how often PersistentVolumes are listed at most.
-const claimsEvery = time.Minute
+const (
+	claimsEvery = time.Minute     // how often PersistentVolumes are listed at most
+	claimsKept  = 5 * time.Minute // how long what was listed is taken for what is: a volume may be bound anew
+)
 
 // claims knows the claims of volumes. It is for one goroutine.
 type claims struct {
@@ -85,7 +87,7 @@ type owner struct{ claim, class string }
 // name writes the claims into the report. It lists PersistentVolumes if it does not know
 // all volumes, and has not asked just now. An inline volume has no claim, ever.
 func (k *claims) name(ctx context.Context, all report.Cluster) error {
-	if time.Since(k.asked) > claimsEvery && !k.knows(all) {
+	if age := time.Since(k.asked); age > claimsKept || age > claimsEvery && !k.knows(all) {
 		of, err := k.cluster.claims(ctx)
 		k.err, k.asked = err, time.Now()
 		if err == nil {

@@ -12,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csi-node/csi-node/pkg/state"
 )
 
 // Bounds of the table, in columns. What does not fit into a cell loses its middle;
@@ -162,6 +164,7 @@ func (n Node) wide(text *strings.Builder, now time.Time) error {
 
 // inFull is a volume by its id and, where it is known, its claim.
 func inFull(volume, claim string) string {
+	volume = state.Plain(volume) // a call that was refused may name anything
 	if claim == "" {
 		return volume
 	}

@@ -271,7 +271,7 @@ class Row {
 		this.parts.replaceChildren(make("ul", {}, ...parts), ...device, ...step, ...refused);
 		this.story.replaceChildren(...volume.story.map(({ at, text, is }) =>
 			make("li", { class: is ? style(is) : undefined }, moment(at), ...coded(brief(text, volume.volume)))));
-		const asks = JSON.stringify([volume.parts, volume.device, volume.holder, volume.step && volume.step.step]);
+		const asks = JSON.stringify([volume.parts, volume.device, volume.holder, volume.step && volume.step.step, volume.refused && [volume.refused.call, volume.refused.error]]);
 		if (asks !== this.asked) {
 			this.asked = asks;
 			this.explain();
@@ -375,7 +375,7 @@ function countOf(shown, all) {
 	const away = view.nodes.filter((node) => node.error).length;
 	const unknown = away ? `; ${away === 1 ? "1 node" : `${away} nodes`} could not be asked` : "";
 	if (all) return `${shown} of ${all} ${all === 1 ? "volume" : "volumes"} shown${unknown}`;
-	return away ? `No volume is known${unknown}` : `No volume is asked of ${view.nodes.length === 1 ? "this node" : "these nodes"}.`;
+	return away || view.error || !view.at ? `No volume is known${unknown}` : `No volume is asked of ${view.nodes.length === 1 ? "this node" : "these nodes"}.`;
 }
 
 const keyOf = (node, volume) => JSON.stringify([node.name, node.pod, volume && volume.volume]);
