@@ -50,6 +50,8 @@ type Info struct {
 	// Ours: a loop device that this plugin, or another of its making, has attached for
 	// a volume of its own.
 	Ours bool
+	// Over is the block device that a loop device shows, by whatever node; zero: none.
+	Over state.DeviceNumber
 
 	Partition  int                // 1 and up; 0: it is no partition
 	Parent     string             // of a partition: the name of its disk
@@ -263,7 +265,7 @@ func (i *Info) addBacking() (err error) {
 	if backing == nil || err != nil {
 		return err
 	}
-	i.Ours = backing.Ours
+	i.Ours, i.Over = backing.Ours, backing.Over
 	i.Identities[Backing] = fmt.Sprintf("%s:%d", backing.File.Device, backing.File.Inode)
 	if backing.Offset != 0 {
 		i.Identities[Backing] += fmt.Sprintf("@%d", backing.Offset)

@@ -234,3 +234,24 @@ func TestOpen(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What any device may tell of itself identifies none.
+func TestIdentitiesThatSayNothing(t *testing.T) {
+	for _, one := range []struct {
+		kind    IdentityKind
+		value   string
+		nothing bool
+	}{
+		{WWID, "naa.0000000000000000", true}, {WWID, "t10.        ", true}, {WWID, "eui.00000000", true}, {WWID, "0", true},
+		{WWID, "naa.6001405000000001", false}, {WWID, "t10.ATA_x", false},
+		{PartUUID, "00000000-01", true}, {PartUUID, "0000000a-01", false}, {PartUUID, "00000000-0000-0000-0000-000000000001", false},
+		{PartUUID, "00000000-0000-0000-0000-000000000000", true},
+		{Serial, "00000000", true}, {Serial, "QM00001", false}, {NGUID, "0000-0000", true},
+	} {
+		e := entry{Info: Info{Identities: map[IdentityKind]string{}}}
+		e.add(one.kind, one.value)
+		if (e.Identity() == "") != one.nothing {
+			t.Errorf("%s %q becomes %q", one.kind, one.value, e.Identity())
+		}
+	}
+}

@@ -208,9 +208,25 @@ func (e *entry) identifyByDisk() error {
 // add adds an identity, unless it says nothing.
 func (e *entry) add(kind IdentityKind, value string) {
 	value = Normal(kind, value)
-	if strings.Trim(value, "0-.") != "" {
+	if !saysNothing(kind, value) {
 		e.Identities[kind] = value
 	}
+}
+
+// saysNothing reports whether an identity is one that any device may have: zeros, or nothing, behind
+// the prefix of its kind, or the number of a partition in a table without a signature of its own.
+func saysNothing(kind IdentityKind, value string) bool {
+	switch kind {
+	case WWID:
+		if _, rest, ok := strings.Cut(value, "."); ok {
+			value = rest
+		}
+	case PartUUID:
+		if rest, ok := strings.CutPrefix(value, "00000000-"); ok && len(rest) == 2 {
+			return true
+		}
+	}
+	return strings.Trim(value, "0-._") == ""
 }
 
 func (e *entry) uevent() (map[string]string, error) {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/mounttable"
-	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -61,17 +60,59 @@ func (i Info) TakesCommands() bool {
 // Loops returns the nodes of the loop devices that show a device, which do not claim it.
 func (i Info) Loops() (paths []string) {
 	for name, backing := range devnode.Loops() {
-		if backing == i.Path {
+		if at, ok := nodeAt(backing); backing == i.Path || ok && at == i.Number {
 			paths = append(paths, "/dev/"+name)
 		}
 	}
 	return paths
 }
 
-// IsLoopOver reports whether a device is a loop device that shows another one.
+// LoopsOverParts returns the nodes of the loop devices that show a partition of a device, or the
+// disk that it is a partition of.
+func (i Info) LoopsOverParts() (paths []string) {
+	for name, backing := range devnode.Loops() {
+		at, ok := nodeAt(backing)
+		if !ok {
+			continue
+		}
+		if shown, err := InfoOf(at); err == nil && i.SharesDisk(shown) {
+			paths = append(paths, "/dev/"+name)
+		}
+	}
+	return paths
+}
+
+// nodeAt returns the number of the device node that a loop device was attached by. No path outside
+// /dev is asked for: its file system might not answer.
+func nodeAt(backing string) (state.DeviceNumber, bool) {
+	if !strings.HasPrefix(backing, "/dev/") {
+		return state.DeviceNumber{}, false
+	}
+	return devnode.NumberAt(backing)
+}
+
+// IsLoopOver reports whether a device is a loop device that shows another one, or a partition of
+// it, or the disk that it is a partition of.
 func (i Info) IsLoopOver(other Info) bool {
-	_, backing := loop.BackingAt(i.Number)
-	return backing != "" && backing == other.Path
+	if i.Over == (state.DeviceNumber{}) {
+		return false
+	}
+	shown, err := InfoOf(i.Over)
+	return i.Over == other.Number || err == nil && shown.SharesDisk(other)
+}
+
+// SharesDisk reports whether one of two devices is a partition of the other, be it of the same disk by
+// another path.
+func (i Info) SharesDisk(other Info) bool {
+	part, whole := i, other
+	if part.Partition == 0 {
+		part, whole = other, i
+	}
+	if part.Partition == 0 || whole.Partition != 0 {
+		return false
+	}
+	kind, value, _ := strings.Cut(whole.Identity(), ":")
+	return part.Disk == whole.Disk || value != "" && strings.HasPrefix(part.Identities[IdentityKind(kind)], value+"-part")
 }
 
 // MountedAt returns where a device is mounted in this mount namespace. It may be gone,

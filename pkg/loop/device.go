@@ -114,6 +114,8 @@ type Backing struct {
 	Offset uint64 // from where on
 	// Ours: the plugin attached the device.
 	Ours bool
+	// Over is the block device that it shows, whatever its node was named; zero: a file.
+	Over state.DeviceNumber
 }
 
 // BackingOf asks an open loop device what it shows; nil when it is not bound.
@@ -123,7 +125,11 @@ func BackingOf(f *os.File) (*Backing, error) {
 		return nil, err
 	}
 	d := Device{info: *info}
-	return &Backing{File: d.File(), Offset: info.Offset, Ours: isTag(d.Tag())}, nil
+	b := &Backing{File: d.File(), Offset: info.Offset, Ours: isTag(d.Tag())}
+	if info.Rdevice != info.Device { // some kernels name for a file the device that it is on
+		b.Over = d.over()
+	}
+	return b, nil
 }
 
 // BackingAt returns the name of the loop device with a number, such as "loop3", and its

@@ -99,6 +99,9 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
 	over := slices.DeleteFunc(now.Loops(), func(path string) bool { return b.isOwnView(path, own) })
+	if !own { // else they are its pods'
+		over = append(over, now.LoopsOverParts()...)
+	}
 	if len(over) > 0 {
 		return shownBy(now, over)
 	}
@@ -155,7 +158,7 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 		}
 		if disk, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.is(disk) {
 			switch {
-			case isPart(disk, info):
+			case info.SharesDisk(disk):
 				return state.Errorf(state.FailedPrecondition, "%s is in use: it is of the same disk as %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, disk.Path, id)
 			case info.IsLoopOver(disk):
 				return state.Errorf(state.FailedPrecondition, "%s is in use: it is a loop device over %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, disk.Path, id)
@@ -295,11 +298,6 @@ func (b *Backend) isOwnView(path string, own bool) bool {
 	return err == nil && info.Ours && (own || b.raw != nil && b.raw(number) != nil)
 }
 
-// isPart reports whether one of two devices is a partition of the other.
-func isPart(a, b blockdev.Info) bool {
-	return a.Disk == b.Disk && (a.Partition == 0) != (b.Partition == 0)
-}
-
 // unbound returns FailedPrecondition if the node of a disk, of a partition of it, or of the
 // disk that it is a partition of, is bound in this mount namespace, as raw volumes are shown to
 // pods, of whatever driver. They do not claim it.
@@ -316,7 +314,7 @@ func unbound(info blockdev.Info) error {
 		if !ok {
 			continue
 		}
-		if bound, err := blockdev.InfoOf(number); number == info.Number || err == nil && isPart(bound, info) {
+		if bound, err := blockdev.InfoOf(number); number == info.Number || err == nil && bound.SharesDisk(info) {
 			places = append(places, i.Mountpoint)
 		}
 	}

@@ -724,10 +724,36 @@ func TestClearWhatOthersShowRaw(t *testing.T) {
 			}
 		})
 	}
-	over := machine.Losetup(t, disk)
-	wantError(t, b.Clear(t.Context(), volumes[disk]), state.FailedPrecondition, over)
-	machine.LosetupDetach(t, over)
-	require.NoError(t, b.Unused(t.Context(), volumes[disk]))
+	for _, shown := range [][]string{{disk}, {disk + "p1"}, {"--offset", "1048576", disk}} {
+		over := machine.Losetup(t, shown...)
+		for _, v := range volumes {
+			wantError(t, b.Attach(t.Context(), v, false), state.FailedPrecondition, over)
+			wantError(t, b.Clear(t.Context(), v), state.FailedPrecondition, over)
+		}
+		machine.LosetupDetach(t, over)
+	}
+	for _, v := range volumes {
+		require.NoError(t, b.Unused(t.Context(), v))
+	}
+}
+
+// A partition by one path to a disk, and the disk by another path, are no two volumes.
+func TestPartitionByAnotherPath(t *testing.T) {
+	_, file := newDisk(t, 8<<20)
+	part, _ := newPartition(t, file)
+	other, _ := newPartition(t, file)
+	b := newBackend(t, t.TempDir())
+	v, whole := at("part", part), at("whole", strings.TrimSuffix(other, "p1"))
+	whole.Context[ContentsKey] = anyContents
+	attach(t, b, whole, false) // so that it is known which disk is to be cleared
+	require.NoError(t, b.Detach(t.Context(), whole))
+	attach(t, b, v, false)
+	wantError(t, b.Attach(t.Context(), whole, false), state.FailedPrecondition, "the volume part")
+	wantError(t, b.Clear(t.Context(), whole), state.FailedPrecondition, "the volume part")
+	require.NoError(t, b.Detach(t.Context(), v))
+	attach(t, b, whole, false)
+	wantError(t, b.Attach(t.Context(), v, false), state.FailedPrecondition, "the volume whole")
+	require.NoError(t, b.Detach(t.Context(), whole))
 }
 
 // A name that no path can have is refused before anything is kept of the volume.

@@ -242,8 +242,8 @@ func isVolume(name string) bool {
 	if layer, err := rawfile.Read(filepath.Join(dir, "dm/name")); err == nil && mapper.IsLayer(strings.TrimSpace(string(layer))) {
 		return true
 	}
-	backing, err := rawfile.Read(filepath.Join(dir, "loop/backing_file"))
-	return err == nil && (strings.HasPrefix(string(backing), "/dev/") || ours(dir))
+	_, err := rawfile.Read(filepath.Join(dir, "loop/backing_file")) // it is none, or shows nothing
+	return err == nil && showsVolume(dir)
 }
 
 // whose returns the first error that theirs has for a device or one that it is made of.
@@ -264,14 +264,15 @@ func whose(name string, theirs func(state.DeviceNumber) error) error {
 	return nil
 }
 
-// ours reports whether a loop device is one that the plugin has attached, or may be.
-func ours(dir string) bool {
+// showsVolume reports whether a loop device is one that the plugin has attached, or shows a block
+// device, as kubelet's do over raw volumes; or may be.
+func showsVolume(dir string) bool {
 	number, err := devnode.ReadNumber(filepath.Join(dir, "dev"))
 	if err != nil {
 		return true // it is going away
 	}
 	info, err := blockdev.InfoOf(number)
-	return err != nil || info.Ours
+	return err != nil || info.Ours || info.Over != (state.DeviceNumber{})
 }
 
 // labelAt reads the label of the disk with a node.

@@ -116,7 +116,7 @@ func (b *Backend) change(ctx context.Context, group string, args ...string) erro
 
 // noRoom classifies the error of lvm when somebody else has taken the room meanwhile.
 func noRoom(err error) error {
-	for _, words := range []string{"insufficient free space", "Insufficient free space", "Insufficient suitable"} {
+	for _, words := range []string{"insufficient free space", "Insufficient free space", "Insufficient suitable", "exceeds maximum metadata size", "Maximum number of logical volumes"} {
 		if strings.Contains(err.Error(), words) {
 			return state.Errorf(state.ResourceExhausted, "%w", err)
 		}

@@ -82,10 +82,11 @@ type Backend struct {
 	volumes keylock.Map          // turns, by volume id
 	turns   hang.Calls[struct{}] // by name of the group
 
-	mu      sync.Mutex
-	groups  map[string]*groupState // by name
-	locks   map[string]*os.File    // by UUID of the group
-	zeroing map[string]bool        // devices that this process writes zeros to, by name in the device mapper
+	mu       sync.Mutex
+	groups   map[string]*groupState // by name
+	locks    map[string]*os.File    // by UUID of the group
+	deleting map[string]bool        // logical volumes that are being removed, by UUID
+	zeroing  map[string]bool        // devices that this process writes zeros to, by name in the device mapper
 }
 
 var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
@@ -94,7 +95,7 @@ var fitGroup = regexp.MustCompile(`^[A-Za-z0-9+_.][A-Za-z0-9+_.-]*$`)
 func New(groups string, env devices.Environment) (*Backend, error) {
 	b := &Backend{
 		driver: env.DriverName, stateDir: env.StateDir, observeOnly: env.ObserveOnly, wanted: env.Wanted, lvm: newRunner("lvm", commandLimit), disks: newFinder(env.Raw), flush: flush,
-		lockDir: lockDir, groups: map[string]*groupState{}, locks: map[string]*os.File{}, zeroing: map[string]bool{},
+		lockDir: lockDir, groups: map[string]*groupState{}, locks: map[string]*os.File{}, zeroing: map[string]bool{}, deleting: map[string]bool{},
 	}
 	if env.LibDir != "" {
 		b.used = note.Dir(filepath.Join(env.LibDir, "lvm"))
