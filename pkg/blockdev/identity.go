@@ -66,7 +66,7 @@ type Info struct {
 // see Has.
 func (i Info) Identity() string {
 	for _, kind := range IdentityKinds {
-		if value := i.Identities[kind]; value != "" {
+		if value := i.Identities[kind]; value != "" && !saysNothing(kind, value) {
 			return string(kind) + ":" + value
 		}
 	}

@@ -253,5 +253,8 @@ func TestIdentitiesThatSayNothing(t *testing.T) {
 		if (e.Identity() == "") != one.nothing {
 			t.Errorf("%s %q becomes %q", one.kind, one.value, e.Identity())
 		}
+		if one.kind == PartUUID && one.value == "00000000-01" && !e.Has("partUUID:00000000-01") {
+			t.Error("what an earlier version noted is not known any more")
+		}
 	}
 }

@@ -205,17 +205,19 @@ func (e *entry) identifyByDisk() error {
 	return nil
 }
 
-// add adds an identity, unless it says nothing.
+// add adds an identity, unless it is empty.
 func (e *entry) add(kind IdentityKind, value string) {
 	value = Normal(kind, value)
-	if !saysNothing(kind, value) {
+	if strings.Trim(value, "0-.") != "" {
 		e.Identities[kind] = value
 	}
 }
 
 // saysNothing reports whether an identity is one that any device may have: zeros, or nothing, behind
 // the prefix of its kind, or the number of a partition in a table without a signature of its own.
+// It is none that Identity returns, and one that was noted by an earlier version is still found.
 func saysNothing(kind IdentityKind, value string) bool {
+	value, _, _ = strings.Cut(value, "-part")
 	switch kind {
 	case WWID:
 		if _, rest, ok := strings.Cut(value, "."); ok {

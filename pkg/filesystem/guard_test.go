@@ -128,6 +128,7 @@ var guardCases = []guardCase{
 	{name: "ext4 under Intel RAID with sectors of 4 KiB", make: both(mkfsTo("2000"), at(-8192, "Intel Raid ISM Cfg Sig. 1.3")), kind: state.ContentsOther, found: "ext4 file system and Intel RAID"},
 	{name: "ext4 under DRBD", make: both(mkfsTo("2000"), at(-4096+60, "\x83\x74\x02\x6d")), kind: state.ContentsOther, found: "ext4 file system and DRBD"},
 	{name: "ext4 under ZFS", make: both(tool("mkfs.ext4", "-q"), at(16<<10, "\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01")), kind: state.ContentsOther, found: "ext4 file system and ZFS label"},
+	{name: "ext4 under UDF", make: both(tool("mkfs.ext4", "-q"), at(32<<10+1, "BEA01"), at(256*2048, "\x02\x00\x02\x00xxxxxxxx\x00\x01\x00\x00")), kind: state.ContentsOther, found: "ext4 file system and udf"},
 	{name: "a partition table beside an older swap area", make: both(at(0, mbr()), at(4086, "SWAPSPACE2")), kind: state.ContentsOther, found: "swap area at byte 4086 and MBR"},
 	{name: "ext4 cut short", make: func(t *testing.T, image string) {
 		command(t, "mkfs.ext4", "-q", image)

@@ -120,6 +120,15 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err), Unreadable: true}
 		}
 		found = append(found, tail...)
+		if own < headSize { // else it is found already
+			udf, err := hasUDF(d, head)
+			if err != nil {
+				return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err), Unreadable: true}
+			}
+			if udf {
+				found = append(found, "udf file system at byte 32769")
+			}
+		}
 	}
 	found = append(found, damaged...)
 	switch {

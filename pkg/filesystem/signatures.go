@@ -91,7 +91,7 @@ const ownHead = 16 << 10
 // headSignatures names what is at the head of a device beside the kinds' own
 // superblocks, and the type of the first file system among it. From byte own on only owners
 // count: the makers of all others overwrite the superblock of an ext4 or xfs, which has been made
-// since, if it is whole.
+// since, if it is whole. mkudffs does not always: see hasUDF.
 func headSignatures(head []byte, own int) (found []string, fsType string) {
 	for _, s := range headTable {
 		if !magicAt(head, s.offset, s.magic) || s.offset >= own && !isOwner(s.name) {
@@ -109,6 +109,24 @@ func headSignatures(head []byte, own int) (found []string, fsType string) {
 		found = append(found, "MBR partition table at byte 446")
 	}
 	return found, fsType
+}
+
+// hasUDF reports whether a device with a file system of another kind is a UDF all the same, by its
+// anchor, which stands at sector 256 (ECMA-167 3/10.2): the signature at its head can be a file's.
+func hasUDF(d *device, head []byte) (bool, error) {
+	if !magicAt(head, 32<<10+1, "BEA01") {
+		return false, nil
+	}
+	for _, sector := range []int64{512, 2048, 4096} {
+		tag, err := d.readAt(256*sector, 16)
+		if err != nil {
+			return false, err
+		}
+		if len(tag) == 16 && binary.LittleEndian.Uint16(tag) == 2 && binary.LittleEndian.Uint32(tag[12:]) == 256 {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // fillsFirstSector reports whether what was found has the first sector to itself: what looks

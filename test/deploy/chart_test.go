@@ -470,6 +470,20 @@ func TestValuesThatDoNotFitTogether(t *testing.T) {
 	}
 }
 
+// TestNamesThatAreNoNumbers: only what YAML takes for something else than a string is refused as a name.
+func TestNamesThatAreNoNumbers(t *testing.T) {
+	for _, name := range []string{"e2e", "e", "1-2", "1a", "x1", "2024-x"} {
+		if _, err := tryHelm(t, usual, "fullnameOverride: "+name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"1e3", "0x1f", "no", "2024-01-02"} {
+		if _, err := tryHelm(t, usual, "fullnameOverride: '"+name+"'"); err == nil {
+			t.Errorf("%s is not refused", name)
+		}
+	}
+}
+
 // TestLongName: the longest name that a release can have is one that all objects can.
 func TestLongName(t *testing.T) {
 	for _, o := range helm(t, usual, "fullnameOverride: "+strings.Repeat("x", 63)) {

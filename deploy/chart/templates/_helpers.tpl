@@ -136,11 +136,11 @@ seLinuxOptions:
 {{- end -}}
 {{- range append (rest $dirs) $parent -}}
 {{- if hasPrefix (print $.Values.kubeletDir "/") . -}}
-{{- fail (printf "%s lies below kubeletDir: what a container mounts there stays on the node, twice as much with each new container" .) -}}
+{{- fail (printf "%s lies below kubeletDir: what a container mounts there stays on the node, twice as much with each new container; name another directory, and move there what the nodes have in it" .) -}}
 {{- end -}}
 {{- end -}}
 {{- $name := include "csi-node.name" . -}}
-{{- if regexMatch "^([-0-9.e]+|0x[0-9a-f]+|true|false|null|yes|no|on|off|y|n)$" $name -}}
+{{- if regexMatch "^([0-9]+(\\.[0-9]*)?(e-?[0-9]+)?|0x[0-9a-f]+|0o[0-7]+|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}|true|false|null|yes|no|on|off|y|n)$" $name -}}
 {{- fail (printf "the name of all objects would be %s, which YAML takes for something else than a name: set fullnameOverride" $name) -}}
 {{- end -}}
 {{- end -}}
