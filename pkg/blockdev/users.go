@@ -67,19 +67,20 @@ func (i Info) Loops() (paths []string) {
 	return paths
 }
 
-// LoopsOverParts returns the nodes of the loop devices that show a partition of a device, or the
-// disk that it is a partition of.
-func (i Info) LoopsOverParts() (paths []string) {
+// LoopsOnDisk returns Loops, and the nodes of the loop devices that show a partition of the device, or
+// the disk that it is a partition of.
+func (i Info) LoopsOnDisk() (paths, ofParts []string) {
 	for name, backing := range devnode.Loops() {
 		at, ok := nodeAt(backing)
-		if !ok {
-			continue
-		}
-		if shown, err := InfoOf(at); err == nil && i.SharesDisk(shown) {
+		if backing == i.Path || ok && at == i.Number {
 			paths = append(paths, "/dev/"+name)
+		} else if ok {
+			if shown, err := InfoOf(at); err == nil && i.SharesDisk(shown) {
+				ofParts = append(ofParts, "/dev/"+name)
+			}
 		}
 	}
-	return paths
+	return paths, ofParts
 }
 
 // nodeAt returns the number of the device node that a loop device was attached by. No path outside

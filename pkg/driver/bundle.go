@@ -196,11 +196,15 @@ func explainAll(ctx context.Context, stateDir string, o Options, node report.Nod
 	slices.SortStableFunc(node.Volumes, func(a, b report.Status) int {
 		return cmp.Compare(slices.Index(order, b.Worst()), slices.Index(order, a.Worst()))
 	})
-	ids, refused := node.IDs(), map[string]int{}
+	var ids []string
 	for _, r := range node.Refusals {
-		refused[r.Volume] = 1
+		ids = append(ids, r.Volume)
 	}
-	slices.SortStableFunc(ids, func(a, b string) int { return cmp.Compare(refused[b], refused[a]) })
+	for _, id := range node.IDs() {
+		if !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
 	left := len(ids)
 	for _, id := range ids[:min(len(ids), maxExplained)] {
 		if ctx.Err() != nil {

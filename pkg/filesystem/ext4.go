@@ -46,9 +46,10 @@ func (ext4) parse(head []byte) (*superblock, error) {
 		uuid:       s.uuid,
 		bytes:      s.blocks * s.blockSize,
 		own:        ownHead,
-		growsBusy:  s.roCompat&roBigalloc != 0, // resize2fs refuses it without -f: "has not been fully tested"
 		needsCheck: s.needsCheck(),
 		grown:      s.grown,
+		// resize2fs refuses clusters without -f: "has not been fully tested".
+		onlyMounted: s.roCompat&roBigalloc != 0,
 	}, nil
 }
 

@@ -200,16 +200,12 @@ func FuzzProbe(f *testing.F) {
 		if k == nil && len(found)+len(damaged) == 0 {
 			deviceBytes %= 4 * mib // all of it will be read
 		}
-		own := headSize
-		if sb != nil {
-			own = sb.own
-		}
 		path := memory(t, deviceBytes, head, tail)
 		c, err := h.Probe(t.Context(), state.Device{Path: path}, "")
 		must0(t, err)
 		b := content(t, path)
 		head = b[:min(len(b), headSize)]
-		signatures, _ := headSignatures(head, own)
+		signatures, _ := headSignatures(head, sb)
 		switch {
 		case c.Kind == state.ContentsBlank && (len(b) == 0 || !isZero(b)):
 			t.Errorf("blank, with something on it: %+v", c)

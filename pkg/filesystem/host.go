@@ -50,7 +50,8 @@ func alone(name string, args ...string) helper.Program {
 	return helper.Program{Name: name, Args: args, Alone: true}
 }
 
-// kinds are all kinds; the first one is the default.
+// kinds are all kinds; the first one is the default. Those whose superblocks lie where a file of
+// another one can lie come last.
 var kinds = []kind{ext4{}, xfs{}, btrfsKind{}}
 
 // traits are the facts about a kind that need no device.
@@ -72,12 +73,13 @@ const mostBytes = 1 << 60
 
 // superblock is what was read from a file system's superblock.
 type superblock struct {
-	fsType     string
-	uuid       [16]byte
-	bytes      int64 // that the file system spans
-	own        int   // bytes at the head of the device in which no file can lie
-	growsBusy  bool  // it grows only while it is mounted, unlike others of its kind
-	needsCheck bool
+	fsType string
+	uuid   [16]byte
+	bytes  int64 // that the file system spans
+	own    int   // bytes at the head of the device in which no file can lie
+	// onlyMounted: it grows only while it is mounted, unlike others of its kind.
+	onlyMounted bool
+	needsCheck  bool
 
 	// grown returns the bytes that the file system would span after growing
 	// on a device of so many bytes: never fewer than it spans now.

@@ -23,7 +23,7 @@ func Membership(f *os.File, bytes int64) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	found, _ := headSignatures(head, headSize)
+	found, _ := headSignatures(head, nil)
 	found = slices.DeleteFunc(found, func(name string) bool { return !isOwner(name) })
 	covered := int64(0)
 	for _, k := range kinds {

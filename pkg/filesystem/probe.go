@@ -108,11 +108,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 			break
 		}
 	}
-	own := headSize
-	if sb != nil {
-		own = sb.own
-	}
-	signatures, fsType := headSignatures(head, own)
+	signatures, fsType := headSignatures(head, sb)
 	found = append(found, signatures...)
 	if sb != nil {
 		tail, err := tailOwners(d, sb.bytes)
@@ -120,7 +116,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 			return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err), Unreadable: true}
 		}
 		found = append(found, tail...)
-		if own < headSize { // else it is found already
+		if sb.own < headSize { // else it is found already
 			udf, err := hasUDF(d, head)
 			if err != nil {
 				return nil, nil, &state.Contents{Kind: state.ContentsOther, Found: describeReadError(err), Unreadable: true}
@@ -159,19 +155,13 @@ func (d *device) origin(head []byte, found []string) state.Origin {
 // parse tries all kinds on the head of a device. What is like a damaged superblock where files
 // of a valid file system can lie is not told.
 func (h *Host) parse(head []byte) (k kind, sb *superblock, found, damaged []string) {
-	broken := map[kind]error{}
 	for _, candidate := range h.kinds {
 		switch s, err := candidate.parse(head); {
-		case err != nil:
-			broken[candidate] = err
+		case err != nil && (sb == nil || candidate.traits().offset < sb.own):
+			damaged = append(damaged, err.Error())
 		case s != nil:
 			k, sb = candidate, s
 			found = append(found, s.fsType+" file system")
-		}
-	}
-	for _, candidate := range h.kinds {
-		if err := broken[candidate]; err != nil && (sb == nil || candidate.traits().offset < sb.own) {
-			damaged = append(damaged, err.Error())
 		}
 	}
 	return k, sb, found, damaged
@@ -201,7 +191,7 @@ func (h *Host) describe(d *device, k kind, sb *superblock, mountpoint string) (s
 		c.Origin = state.OriginOther
 	}
 	if t := k.traits(); t.name == sb.fsType {
-		c.GrowsMounted, c.GrowsUnmounted = h.growsMounted[t.name], t.growsOffline && !sb.growsBusy
+		c.GrowsMounted, c.GrowsUnmounted = h.growsMounted[t.name], t.growsOffline && !sb.onlyMounted
 	}
 	return c, nil
 }

@@ -89,10 +89,14 @@ const (
 const ownHead = 16 << 10
 
 // headSignatures names what is at the head of a device beside the kinds' own
-// superblocks, and the type of the first file system among it. From byte own on only owners
-// count: the makers of all others overwrite the superblock of an ext4 or xfs, which has been made
-// since, if it is whole. mkudffs does not always: see hasUDF.
-func headSignatures(head []byte, own int) (found []string, fsType string) {
+// superblocks, and the type of the first file system among it. Where files of a valid file
+// system can lie only owners count: the makers of all others overwrite the superblock of an ext4
+// or xfs, which has been made since, if it is whole. mkudffs does not always: see hasUDF.
+func headSignatures(head []byte, sb *superblock) (found []string, fsType string) {
+	own := headSize
+	if sb != nil {
+		own = sb.own
+	}
 	for _, s := range headTable {
 		if !magicAt(head, s.offset, s.magic) || s.offset >= own && !isOwner(s.name) {
 			continue

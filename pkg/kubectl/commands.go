@@ -264,7 +264,7 @@ func (c *cluster) atVolumes(cmd *cobra.Command, word string, do func(p plugin, v
 	known := false
 	for _, at := range places {
 		if at.driver != "" && !slices.ContainsFunc(all.Nodes, func(n report.NodeOf) bool { return n.Driver == at.driver || n.Driver == "" }) {
-			fmt.Fprintf(cmd.ErrOrStderr(), "Volume %s is of %s, which is no driver that was asked.\n", at.volume, at.driver)
+			fmt.Fprintf(cmd.ErrOrStderr(), "Volume %s is of the driver %s, of which no plugin was asked.\n", at.volume, at.driver)
 			continue
 		}
 		found := false

@@ -515,7 +515,7 @@ func TestVolumesOfOtherDrivers(t *testing.T) {
 `, 1))
 	for _, name := range []string{"explain", "retry"} {
 		out, errs, err := run(t, name, "default/mixed")
-		if err != nil || !strings.Contains(out, "vol-1") || !strings.Contains(errs, "Volume nfs#x is of nfs.csi.k8s.io") {
+		if err != nil || !strings.Contains(out, "vol-1") || !strings.Contains(errs, "Volume nfs#x is of the driver nfs.csi.k8s.io") {
 			t.Errorf("%s prints (%v)\n%s%s", name, err, out, errs)
 		}
 		if _, _, err := run(t, name, "default/only"); err == nil || !strings.Contains(err.Error(), "no volume that a driver is asked for") {

@@ -55,7 +55,7 @@ func (v *Volume) GiveUp(target Part, now time.Time) {
 
 func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error {
 	s, have := v.Stage, v.Targets[t.Path]
-	if t.Capability.FSType == "" && s != nil && s.Capability.Access == t.Capability.Access {
+	if t.Capability.FSType == "" && s.Capability.Access == t.Capability.Access {
 		t.Capability.FSType = s.Capability.FSType
 	}
 	if have != nil {

@@ -128,7 +128,7 @@ seLinuxOptions:
 {{- $pool := include "csi-node.poolDir" . -}}
 {{- $poolValue := ternary "driver.libDir" "pool.dir" (empty .Values.pool.dir) -}}
 {{- if has $pool $dirs -}}
-{{- fail (printf "%s: the pool would be %s itself, which is another directory of the plugin: name one below it" $poolValue $pool) -}}
+{{- fail (printf "%s: the pool would be %s itself, which is another directory of the plugin: name one that is the pool's alone" $poolValue $pool) -}}
 {{- end -}}
 {{- $parent := dir $pool -}}
 {{- if or (has $parent (initial $dirs)) (regexMatch "^/(usr|etc|bin|sbin|lib|lib64|dev|sys|proc|csi)(/|$)" $parent) -}}

@@ -98,9 +98,10 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if len(now.Holders) > 0 {
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
-	over := slices.DeleteFunc(now.Loops(), func(path string) bool { return b.isOwnView(path, own) })
+	over, ofParts := now.LoopsOnDisk()
+	over = slices.DeleteFunc(over, func(path string) bool { return b.isOwnView(path, own) })
 	if !own { // else they are its pods'
-		over = append(over, now.LoopsOverParts()...)
+		over = append(over, ofParts...)
 	}
 	if len(over) > 0 {
 		return shownBy(now, over)

@@ -81,7 +81,8 @@ func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(
 		return err
 	}
 	defer closeAfter(file, &err)
-	if over := slices.Concat(now.Holders, now.Loops(), now.LoopsOverParts()); len(over) > 0 {
+	loops, ofParts := now.LoopsOnDisk()
+	if over := slices.Concat(now.Holders, loops, ofParts); len(over) > 0 {
 		return shownBy(now, over)
 	}
 	return f(file, now)

@@ -183,7 +183,7 @@ func parseCopy(from io.ReaderAt, offset int64, magic string) (h header, err erro
 	// name that stands twice is an error here.
 	if err := json.Unmarshal(bytes.TrimRight(whole[binaryBytes:], "\x00"), &a); err != nil {
 		// cryptsetup may understand it, and would open what is not known here.
-		return h, state.Errorf(state.FailedPrecondition, "its header is not understood (%v): it is left as it is; cryptsetup luksDump tells what it is", err)
+		return h, state.Errorf(state.FailedPrecondition, "its header is not understood (%v): it is left as it is. cryptsetup luksDump may tell what it is; restore it from a backup (cryptsetup luksHeaderRestore), or, if nobody needs what is on it, csi-node volume clear-device makes it blank", err)
 	}
 	if len(a.Config.Requirements.Mandatory) > 0 || len(a.Segments) > 1 {
 		return h, state.Errorf(state.FailedPrecondition, "it is being encrypted anew, or asks for a newer program (%.80q): finish that with cryptsetup", a.Config.Requirements.Mandatory)

@@ -108,11 +108,11 @@ func (l *Layer) change(ctx context.Context, lower state.Device, h header, previo
 		if errors.Is(err, errPassphrase) {
 			return passphrase, nil // Open tells that neither is right
 		}
-		if err == nil {
-			err = test()
-		}
 		if err != nil {
-			return "", fmt.Errorf("the new passphrase was to be added, and the previous one stays: %w", err)
+			return "", err
+		}
+		if err := test(); err != nil {
+			return "", fmt.Errorf("the new passphrase was added, and does not open the header, so the previous one stays: the device may lose what is written to it (see dmesg): %w", err)
 		}
 	case err != nil:
 		return "", err

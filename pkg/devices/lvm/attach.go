@@ -36,8 +36,8 @@ func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) (
 	defer done()
 	t := at.volume.tags
 	if t.unzeroed {
-		b.mark(deviceName(at.group, at.volume.name), true)
-		defer b.mark(deviceName(at.group, at.volume.name), false)
+		b.note(b.zeroing, deviceName(at.group, at.volume.name), true)
+		defer b.note(b.zeroing, deviceName(at.group, at.volume.name), false)
 	}
 	if t.unzeroed || t.fresh || t.formatting || at.volume.pool != "" { // else no old report says less than is so
 		if at, err = b.lookAgain(ctx, at); err != nil {

@@ -242,8 +242,8 @@ func isVolume(name string) bool {
 	if layer, err := rawfile.Read(filepath.Join(dir, "dm/name")); err == nil && mapper.IsLayer(strings.TrimSpace(string(layer))) {
 		return true
 	}
-	_, err := rawfile.Read(filepath.Join(dir, "loop/backing_file")) // it is none, or shows nothing
-	return err == nil && showsVolume(dir)
+	_, err := rawfile.Read(filepath.Join(dir, "loop/backing_file"))
+	return err == nil && showsVolume(dir) // else it is no loop device, or shows nothing
 }
 
 // whose returns the first error that theirs has for a device or one that it is made of.

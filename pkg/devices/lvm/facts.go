@@ -89,8 +89,8 @@ func (b *Backend) Clear(ctx context.Context, v devices.Volume) (err error) {
 	if err := at.unused(); err != nil {
 		return err
 	}
-	b.mark(deviceName(at.group, at.volume.name), true)
-	defer b.mark(deviceName(at.group, at.volume.name), false)
+	b.note(b.zeroing, deviceName(at.group, at.volume.name), true)
+	defer b.note(b.zeroing, deviceName(at.group, at.volume.name), false)
 	d, err := b.activate(ctx, at)
 	if err != nil {
 		return err

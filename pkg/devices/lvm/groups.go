@@ -315,7 +315,7 @@ func (b *Backend) mend(ctx context.Context, group string, r *report) (mended boo
 		for _, name := range slices.Sorted(maps.Keys(r.volumes)) {
 			v := r.volumes[name]
 			ours := b.own(v) || v.tags.growth && v.tags.driver == b.driver
-			if ours && cleanup.of(v) && !b.busy(deviceName(group, name)) {
+			if ours && cleanup.of(v) && !b.has(b.zeroing, deviceName(group, name)) {
 				volumes = append(volumes, group+"/"+name)
 			}
 		}
@@ -354,11 +354,22 @@ var cleanups = []struct {
 	{func(v logical) bool { return !v.suspended && !v.tags.growth && v.tags.unzeroed && v.active }, false, []string{"lvchange", "--activate", "n"}},
 }
 
-// busy reports whether this process writes zeros to a device.
-func (b *Backend) busy(device string) bool {
+// note puts a name into one of the backend's sets, or takes it out.
+func (b *Backend) note(set map[string]bool, name string, in bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.zeroing[device]
+	if in {
+		set[name] = true
+	} else {
+		delete(set, name)
+	}
+}
+
+// has reports whether a name is in one of the backend's sets.
+func (b *Backend) has(set map[string]bool, name string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return set[name]
 }
 
 // own reports whether a logical volume is a volume of this driver.

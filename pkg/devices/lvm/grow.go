@@ -129,8 +129,8 @@ func (b *Backend) wake(ctx context.Context, group, name string) (end func() erro
 func (b *Backend) growZeroed(ctx context.Context, at place, extents int64) error {
 	name := growthPrefix + at.volume.name
 	device := deviceName(at.group, name)
-	b.mark(device, true) // so that nobody takes it for what another process left
-	defer b.mark(device, false)
+	b.note(b.zeroing, device, true) // so that nobody takes it for what another process left
+	defer b.note(b.zeroing, device, false)
 	err := b.inTurn(ctx, at.group, turnLimit, func(ctx context.Context) error {
 		if err := b.dropGrowth(ctx, at, name); err != nil {
 			return err

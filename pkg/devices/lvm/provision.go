@@ -30,7 +30,7 @@ func (b *Backend) CreateVolume(ctx context.Context, r devices.CreateRequest) (ma
 	}
 	name := logicalName(r.Name)
 	for _, group := range b.names { // of another class, perhaps
-		if at := b.cachedReport(group, 0); at != nil && b.own(at.volumes[name]) && !at.volumes[name].unfinished && !b.isDeleting(at.volumes[name].uuid) {
+		if at := b.cachedReport(group, 0); at != nil && b.own(at.volumes[name]) && !at.volumes[name].unfinished && !b.has(b.deleting, at.volumes[name].uuid) {
 			return at.provisioned(at.volumes[name]), nil
 		}
 	}
@@ -188,8 +188,8 @@ func (b *Backend) DeleteVolume(ctx context.Context, v devices.Volume) (err error
 		if err := now.unused(); err != nil {
 			return err
 		}
-		b.noteDeleting(lv.uuid, true)
-		defer b.noteDeleting(lv.uuid, false) // once the report tells that it is gone
+		b.note(b.deleting, lv.uuid, true)
+		defer b.note(b.deleting, lv.uuid, false) // once the report tells that it is gone
 		defer b.renew(ctx, at.group)
 		if err := b.change(ctx, at.group, "lvremove", "--yes", now.path()); err != nil {
 			return err
@@ -197,23 +197,6 @@ func (b *Backend) DeleteVolume(ctx context.Context, v devices.Volume) (err error
 		b.forgetUsed(ctx, now)
 		return nil
 	})
-}
-
-// noteDeleting notes that a logical volume is being removed, while the report still has it.
-func (b *Backend) noteDeleting(uuid string, deleting bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if deleting {
-		b.deleting[uuid] = true
-	} else {
-		delete(b.deleting, uuid)
-	}
-}
-
-func (b *Backend) isDeleting(uuid string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.deleting[uuid]
 }
 
 // GetVolume implements devices.Provisioner.

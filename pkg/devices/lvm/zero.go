@@ -62,18 +62,6 @@ func (b *Backend) zeroAfter(ctx context.Context, device string, d *mapper.Device
 	return blockdev.Zero(ctx, f, bytes, part)
 }
 
-// mark notes that this process is about to write zeros to a device, so that it is not
-// taken for what another one left (mend).
-func (b *Backend) mark(device string, zeroing bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if zeroing {
-		b.zeroing[device] = true
-	} else {
-		delete(b.zeroing, device)
-	}
-}
-
 // zeroChunk is how many bytes are looked at, and zeroed if they are not, at once.
 const zeroChunk = 1 << 20
 

@@ -31,7 +31,7 @@ func TestNoDevice(t *testing.T) {
 	if d, err := FindUUID("LVM-no-such-device"); d != nil || err != nil {
 		t.Errorf("%+v, %v", d, err)
 	}
-	if d, err := Find(strings.Repeat("x", 200)); d != nil {
+	if d, err := Find(strings.Repeat("x", 200)); d != nil || err != nil {
 		t.Errorf("%+v, %v", d, err)
 	}
 	if targets, err := Targets(); err != nil {

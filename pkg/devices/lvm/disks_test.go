@@ -2,6 +2,7 @@ package lvm
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -31,6 +33,20 @@ func TestLoopOverRawVolumeIsNoDisk(t *testing.T) {
 			t.Errorf("%s over %s is a disk", over, by)
 		}
 		machine.LosetupDetach(t, over)
+	}
+}
+
+// Where a group takes no more volumes the claim is made on another node.
+func TestNoRoom(t *testing.T) {
+	for _, said := range []string{
+		"Volume group \"vg0\" has insufficient free space (3 extents): 4 required.",
+		"VG vg0 1 metadata on /dev/sda (1044992 bytes) exceeds maximum metadata size (1044480 bytes)",
+		"Maximum number of logical volumes (255) reached in volume group vg0",
+	} {
+		require.Class(t, noRoom(errors.New(said)), state.ResourceExhausted, said)
+	}
+	if err := noRoom(errors.New("device is busy")); state.ClassOf(err) == state.ResourceExhausted {
+		t.Errorf("%v counts as no room", err)
 	}
 }
 
