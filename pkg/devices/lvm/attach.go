@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -201,7 +201,8 @@ func (b *Backend) deactivate(ctx context.Context, group, lv string) error {
 			return err
 		})
 	}
-	switch d, lookErr := mapper.Find(device); {
+	d, lookErr := mapper.Find(device)
+	switch {
 	case lookErr == nil && d == nil:
 		return nil
 	case ctx.Err() != nil:
@@ -212,16 +213,36 @@ func (b *Backend) deactivate(ctx context.Context, group, lv string) error {
 		return errors.Join(err, fmt.Errorf("%s is open: %s", device, process.Openers(ctx, d.Number)))
 	}
 	klog.FromContext(ctx).Error(err, "LVM does not deactivate a logical volume that nobody has open: its device is removed without LVM", "group", group, "logicalVolume", lv)
-	return removeDevices(device)
+	return removeDevices(d)
 }
 
-// removeDevices removes a device, and those of the legs of a mirror, from the device mapper.
-func removeDevices(device string) error {
-	err := mapper.Remove(device)
-	for leg := 0; err == nil && leg < mirrors; leg++ {
-		for _, suffix := range []string{imageSuffix, metadataSuffix} {
-			err = errors.Join(err, mapper.Remove(device+suffix+strconv.Itoa(leg))) // there may be none
+// removeDevices removes a device, and those of LVM's that it is made of and that nothing else
+// has open, from the device mapper: the legs of a mirror, a thin pool.
+func removeDevices(d *mapper.Device) error {
+	dir, err := filepath.EvalSymlinks("/sys/dev/block/" + d.Number.String())
+	if err != nil {
+		return err
+	}
+	all, err := lineage(filepath.Base(dir))
+	if err != nil {
+		return err
+	}
+	names := []string{d.Name}
+	for _, below := range all[1:] {
+		if name, uuid := mapper.Named(below); strings.HasPrefix(uuid, uuidPrefix) {
+			names = append(names, name)
 		}
 	}
-	return err
+	for _, name := range names { // what lies over another one comes before it
+		switch below, err := mapper.Find(name); {
+		case err != nil:
+			return err
+		case below == nil, below.Opens > 0:
+			continue // another volume of the pool has it
+		}
+		if err := mapper.Remove(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -233,30 +233,65 @@ func waitSynced(t *testing.T, b *Backend, group string) {
 	}
 }
 
-// What a mirror is made of goes with it, also when LVM cannot help.
-func TestDetachMirrorWithoutLVM(t *testing.T) {
+// What a volume is made of goes with the last that needs it, also when LVM cannot help.
+func TestDetachWithoutLVM(t *testing.T) {
 	machine.Kernel(t)
-	const group = "away"
-	newWideGroup(t, group, 36*mib, 36*mib)
-	b := newBackend(t, group)
-	v := create(t, b, "volume", 4*mib, map[string]string{raidKey: raid1})
-	attach(t, b, v)
-	real := b.lvm
-	b.lvm = func(ctx context.Context, args ...string) ([]byte, error) {
-		if args[0] == "lvchange" {
-			return nil, errors.New("no disk answers")
-		}
-		return real(ctx, args...)
+	for name, parameters := range map[string]map[string]string{
+		"mirror": {raidKey: raid1},
+		"thin":   {poolKey: "thin"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			group := "away" + name
+			disks := newWideGroup(t, group, 36*mib, 36*mib)
+			if name == "thin" {
+				lvmOn(t, disks, "lvcreate", "--yes", "--type", "thin-pool", "--size", "16m", "--poolmetadatasize", "4m", "--chunksize", "64k", "--name", "thin", group)
+				lvmOn(t, disks, "lvchange", "--activate", "n", group+"/thin") // the pool goes with its last volume then
+			}
+			b := newBackend(t, group)
+			v, other := create(t, b, "volume", 4*mib, parameters), create(t, b, "other", 4*mib, parameters)
+			before := devicesOf(t, group)
+			attach(t, b, other)
+			beside := devicesOf(t, group)
+			attach(t, b, v)
+			real := b.lvm
+			b.lvm = func(ctx context.Context, args ...string) ([]byte, error) {
+				if args[0] == "lvchange" {
+					return nil, errors.New("no disk answers")
+				}
+				return real(ctx, args...)
+			}
+			require.NoError(t, b.Detach(t.Context(), v))
+			mustHave(t, group, beside)
+			mustBeZero(t, find(t, b, other).Path, 0, 4*mib)
+			require.NoError(t, b.Detach(t.Context(), other))
+			mustHave(t, group, before)
+			b.lvm = real
+			mustBeZero(t, attach(t, b, v).Path, 0, 4*mib)
+			require.NoError(t, b.Detach(t.Context(), v))
+		})
 	}
-	require.NoError(t, b.Detach(t.Context(), v))
-	for _, suffix := range []string{"", imageSuffix + "0", imageSuffix + "1", metadataSuffix + "0", metadataSuffix + "1"} {
-		if d, err := mapper.Find(deviceName(group, "volume") + suffix); d != nil || err != nil {
-			t.Errorf("volume%s is left: %+v (%v)", suffix, d, err)
+}
+
+// mustHave fails the test unless these are the group's devices.
+func mustHave(t *testing.T, group string, want []string) {
+	t.Helper()
+	if got := devicesOf(t, group); !slices.Equal(got, want) {
+		t.Errorf("the devices are %q, not %q", got, want)
+	}
+}
+
+// devicesOf returns the names of a group's devices.
+func devicesOf(t *testing.T, group string) (names []string) {
+	t.Helper()
+	all, err := mapper.Having(uuidPrefix)
+	require.NoError(t, err)
+	for _, name := range all {
+		if strings.HasPrefix(name, group+"-") {
+			names = append(names, name)
 		}
 	}
-	b.lvm = real
-	mustBeZero(t, attach(t, b, v).Path, 0, 4*mib)
-	require.NoError(t, b.Detach(t.Context(), v))
+	slices.Sort(names)
+	return names
 }
 
 func readAt(t *testing.T, path string, at int64) []byte {

@@ -81,7 +81,7 @@ func Having(prefix string) (names []string, err error) {
 		if !strings.HasPrefix(entry.Name(), "dm-") {
 			continue
 		}
-		if name, uuid := read("/sys/class/block/" + entry.Name()); strings.HasPrefix(uuid, prefix) {
+		if name, uuid := Named(entry.Name()); strings.HasPrefix(uuid, prefix) {
 			names = append(names, name)
 		}
 	}
@@ -167,6 +167,9 @@ func send(command uintptr, r *unix.DmIoctl, size uintptr) (there bool, err error
 func At(number state.DeviceNumber) (name, uuid string) {
 	return read("/sys/dev/block/" + number.String())
 }
+
+// Named is At for the device that the kernel names so, such as dm-0.
+func Named(kernel string) (name, uuid string) { return read("/sys/class/block/" + kernel) }
 
 // read returns the name and the UUID of the device that has a directory in sysfs.
 func read(dir string) (name, uuid string) {
