@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/csi-node/csi-node/pkg/command"
 )
@@ -26,7 +29,7 @@ func Main(o Options) {
 		err = Command(o).ExecuteContext(ctx)
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", o.program(), err)
+		fmt.Fprintf(os.Stderr, "%s: %s\n", o.program(), o.inOwnName(err.Error()))
 	}
 	os.Exit(command.ExitCode(err))
 }
@@ -76,7 +79,7 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`),
 	}
 	addCobraCommands(root)
 	if o.program() != engine {
-		rename(root, o.program())
+		o.rename(root)
 	}
 	if o.Commands != nil {
 		o.Commands(root)
@@ -88,23 +91,47 @@ Exit codes: 0 done, 1 refused or failed, 2 wrong use.`),
 	return root
 }
 
-// rename writes the program's own name into the texts of all commands.
-func rename(cmd *cobra.Command, program string) {
-	for _, text := range []*string{&cmd.Short, &cmd.Long, &cmd.Example} {
-		*text = strings.ReplaceAll(*text, engine, program)
+// rename writes the program's own name into the texts of all commands, and into what they print.
+func (o Options) rename(cmd *cobra.Command) {
+	texts := []*string{&cmd.Short, &cmd.Long, &cmd.Example}
+	if cmd.HasParent() { // the flags of the root are those of serve
+		cmd.Flags().VisitAll(func(flag *pflag.Flag) { texts = append(texts, &flag.Usage) })
+	}
+	for _, text := range texts {
+		*text = strings.ReplaceAll(*text, engine, o.program())
+	}
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			cmd.SetOut(ownName{cmd.OutOrStdout(), o})
+			return run(cmd, args)
+		}
 	}
 	for _, sub := range cmd.Commands() {
-		rename(sub, program)
+		o.rename(sub)
 	}
 }
+
+// ownName writes each text, which comes in one piece, by Options.inOwnName.
+type ownName struct {
+	io.Writer
+	options Options
+}
+
+func (w ownName) Write(text []byte) (int, error) {
+	if _, err := w.Writer.Write([]byte(w.options.inOwnName(string(text)))); err != nil {
+		return 0, err
+	}
+	return len(text), nil
+}
+
+// commandOfEngine is where a text names a command that a person is to run; what ends in the
+// engine's name is another program.
+var commandOfEngine = regexp.MustCompile(`(^|[^\w./-])` + engine + `( volume | orphans)`)
 
 // inOwnName returns a text of the engine in which the commands that a person is to run
 // are those of the program.
 func (o Options) inOwnName(text string) string {
-	for _, words := range []string{" volume ", " orphans"} {
-		text = strings.ReplaceAll(text, engine+words, o.program()+words)
-	}
-	return text
+	return commandOfEngine.ReplaceAllString(text, "${1}"+o.program()+"${2}")
 }
 
 // addCobraCommands adds help and completion, with examples that cobra lacks.

@@ -25,6 +25,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/reconciler"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
@@ -131,8 +132,29 @@ func TestMessagesNameTheProgram(t *testing.T) {
 		t.Errorf("a call that an array's API has failed says %v", err)
 	}
 	w := httptest.NewRecorder()
-	if n, err := (ownName{w, o}).Write([]byte(text)); err != nil || n != len(text) || w.Body.String() != want {
+	if n, err := (ownAnswer{w, o}).Write([]byte(text)); err != nil || n != len(text) || w.Body.String() != want {
 		t.Errorf("the status socket says %q (%d bytes, %v)", w.Body, n, err)
+	}
+	if got := (Options{Name: "csi.acme.example", Program: "acme-csi-node"}).inOwnName("acme-csi-node volume"); got != "acme-csi-node volume" {
+		t.Errorf("what has the own name becomes %q", got)
+	}
+	root := Command(o)
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetArgs([]string{"volume", "create", "--help"})
+	if err := root.ExecuteContext(t.Context()); err != nil || strings.Contains(out.String(), "csi-node's") {
+		t.Errorf("the help says %q (%v)", out.String(), err)
+	}
+	out.Reset()
+	orphans, _, err := root.Find([]string{"orphans"})
+	require.NoError(t, err)
+	orphans.SetOut(&out)
+	orphans.SetContext(t.Context())
+	require.NoError(t, orphans.Flags().Set("state-dir", t.TempDir()))
+	require.Words(t, orphans.RunE(orphans, nil), "no plugin runs")
+	printOrphans(orphans.OutOrStdout(), []reconciler.Orphan{{Device: "loop0"}})
+	if !strings.Contains(out.String(), "`acme orphans --clean`") {
+		t.Errorf("orphans says %q", out.String())
 	}
 	if got := testOptions().inOwnName(text); got != text {
 		t.Errorf("the engine's own program says %q", got)

@@ -264,23 +264,20 @@ func (p *plugin) statusHandler() http.Handler {
 	}))
 	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, false) }))
 	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, true) }))
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { mux.ServeHTTP(ownName{w, p.options}, req) })
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { mux.ServeHTTP(ownAnswer{w, p.options}, req) })
 }
 
-// ownName rewrites each answer, which comes in one piece, by Options.inOwnName.
-type ownName struct {
+// ownAnswer rewrites each answer, which comes in one piece, by Options.inOwnName.
+type ownAnswer struct {
 	http.ResponseWriter
 	options Options
 }
 
-func (w ownName) Write(answer []byte) (int, error) {
+func (w ownAnswer) Write(answer []byte) (int, error) {
 	if w.options.program() == engine {
 		return w.ResponseWriter.Write(answer)
 	}
-	if _, err := w.ResponseWriter.Write([]byte(w.options.inOwnName(string(answer)))); err != nil {
-		return 0, err
-	}
-	return len(answer), nil
+	return ownName{w.ResponseWriter, w.options}.Write(answer)
 }
 
 // explain reports on a volume, also on one of which nothing is known but a call that
