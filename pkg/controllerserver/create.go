@@ -146,6 +146,7 @@ func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest
 	if layers, _ := s.Backends.LayerContext(have.Context); other == "" { // those that it has were valid once
 		other = differs(notNil(layers), want.Layers, func(string) bool { return true })
 	}
+	own, size := have.Bytes-s.Backends.Overhead(have.Context), req.GetCapacityRange()
 	switch {
 	case err != nil:
 		return err
@@ -153,8 +154,8 @@ func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest
 		return state.Errorf(state.AlreadyExists, "volume %s: its id %s is taken by the volume named %s", want.Name, have.ID, have.Name)
 	case other != "":
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %s", want.Name, other)
-	case have.Bytes < want.Size.Required, want.Size.Limit > 0 && have.Bytes > want.Size.Limit:
-		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %d bytes, outside of the capacity_range", want.Name, have.Bytes-s.Backends.Overhead(have.Context))
+	case own < size.GetRequiredBytes(), size.GetLimitBytes() > 0 && own > size.GetLimitBytes():
+		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %d bytes, outside of the capacity_range", want.Name, own)
 	case have.Use != (devices.Use{}) && have.Use != useOf(fsType):
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists as %s, not as %s", want.Name, have.Use, useOf(fsType))
 	case !reaches:

@@ -70,6 +70,14 @@ func TestLayerOfAClass(t *testing.T) {
 		if err != nil || resp.GetVolume().GetCapacityBytes() != above(devices.DefaultBytes) {
 			t.Errorf("%s: of no size: %v (%v)", backend, resp, err)
 		}
+		_, err = s.CreateVolume(t.Context(), request(name("small"), size(64*mib, 0), with))
+		require.NoError(t, err)
+		_, err = s.CreateVolume(t.Context(), request(name("small"), size(0, 0), with)) // no size is asked for
+		require.NoError(t, err)
+		_, err = s.CreateVolume(t.Context(), request(name("small"), size(gib, 0), with))
+		check(t, err, state.AlreadyExists, "outside of the capacity_range")
+		_, err = s.CreateVolume(t.Context(), request(name("small"), size(0, 32*mib), with))
+		check(t, err, state.AlreadyExists, "outside of the capacity_range")
 		for _, p := range []change{with, without} { // a backend gets no limit that a sum could overflow
 			if _, want, err := s.wanted(request(size(gib, 1<<63-1), p)); err != nil || want.Size.Limit != devices.LargestBytes {
 				t.Errorf("%s: wanted is %+v (%v)", backend, want.Size, err)

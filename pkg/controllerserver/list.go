@@ -10,15 +10,18 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// mostEntries is how many volumes a page holds at most, so that it stays below
-// gRPC's limit of 4 MiB for a message.
-const mostEntries = 5000
+// What a page holds at most, so that it stays below gRPC's limit of 4 MiB for a message.
+const (
+	mostEntries = 5000
+	mostBytes   = 3 << 20
+)
 
 // ListVolumes returns a page of the volumes of all backends that create volumes.
 //
@@ -56,7 +59,8 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 		places = places[:most]
 		resp.NextToken = places[most-1].hash
 	}
-	for _, p := range places {
+	bytes := 0
+	for i, p := range places {
 		v, err := s.Backends.Get(p.backend).(devices.Provisioner).GetVolume(ctx, devices.Volume{ID: p.id, Backend: p.backend})
 		switch {
 		case ctx.Err() != nil:
@@ -67,7 +71,12 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 			klog.FromContext(ctx).Error(err, "Listing a volume whose facts cannot be read", "volume", p.id)
 			v = devices.Provisioned{ID: p.id}
 		}
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: s.describe(p.backend, v)})
+		entry := &csi.ListVolumesResponse_Entry{Volume: s.describe(p.backend, v)}
+		if bytes += proto.Size(entry); bytes > mostBytes && i > 0 {
+			resp.NextToken = places[i-1].hash
+			break
+		}
+		resp.Entries = append(resp.Entries, entry)
 	}
 	return resp, nil
 }

@@ -161,6 +161,16 @@ func TestListVolumesInMessages(t *testing.T) {
 	if err != nil || len(resp.GetEntries()) != mostEntries || resp.GetNextToken() == "" || proto.Size(resp) > 4<<20 {
 		t.Errorf("%d entries, %d bytes, next %q (%v)", len(resp.GetEntries()), proto.Size(resp), resp.GetNextToken(), err)
 	}
+	for i := range 9 {
+		s.Topology[fmt.Sprintf("topology.of.a.vendor/level%d", i)] = strings.Repeat("n", 256)
+	}
+	resp, err = s.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if err != nil || proto.Size(resp) > 4<<20 {
+		t.Errorf("large entries make %d bytes (%v)", proto.Size(resp), err)
+	}
+	if all := slices.Concat(pages(t, s, 0, func() {})...); len(all) != mostEntries+1 || len(slices.Compact(slices.Sorted(slices.Values(all)))) != len(all) {
+		t.Errorf("of %d volumes, %d are listed", mostEntries+1, len(all))
+	}
 }
 
 func TestControllerGetVolume(t *testing.T) {

@@ -21,8 +21,8 @@ type Volume struct {
 	ID string
 	// Backend is the name of the volume's backend in a Set; empty: not known.
 	Backend string
-	// Context is the volume context, and Publish the publish context, as the CO
-	// gave them. Both are nil when only the id is known, such as after the loss of the
+	// Context is the volume context, without what Kubernetes adds to it, and Publish the
+	// publish context, as the CO gave them. Both are nil when only the id is known, such as after the loss of the
 	// store: Find and Detach must work with the id alone.
 	Context map[string]string
 	Publish map[string]string
@@ -35,7 +35,7 @@ type Volume struct {
 func Recorded(record *state.Volume) Volume {
 	v := Volume{ID: record.ID, Backend: record.Backend}
 	if record.Stage != nil {
-		v.Context, v.Publish = state.SplitContext(record.Stage.Context)
+		v.Context, v.Publish = state.SplitContext(state.WithoutKubernetes(record.Stage.Context))
 	}
 	return v
 }

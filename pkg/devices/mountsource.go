@@ -27,6 +27,7 @@ func (s *Set) Source(ctx context.Context, v Volume) (source state.Source, ok boo
 		return source, false, err
 	}
 	if m, is := b.(MountSource); is {
+		v.Context = state.WithoutKubernetes(v.Context)
 		return m.Source(ctx, v)
 	}
 	return source, false, nil

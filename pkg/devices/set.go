@@ -81,6 +81,7 @@ func (s *Set) Validate(v Volume) error {
 	if err := s.validateLayers(v); err != nil {
 		return fmt.Errorf("volume %s: volume_context: %w", v.ID, err)
 	}
+	v.Context = state.WithoutKubernetes(v.Context)
 	return b.Validate(v)
 }
 

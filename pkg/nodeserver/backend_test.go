@@ -6,6 +6,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -21,7 +22,7 @@ func TestBackendOfARequest(t *testing.T) {
 	s, f := emptyServer()
 	refused(t, f, stage(t, s, onDisk(map[string]string{"backend": "disk"})), state.InvalidArgument, "path is missing")
 	refused(t, f, stage(t, s, onDisk(nil)), state.InvalidArgument, "slash")
-	refused(t, f, stage(t, s, onDisk(map[string]string{"backend": "lvm"})), state.InvalidArgument, `"lvm" is no backend of this plugin, which has disk, usual`)
+	refused(t, f, stage(t, s, onDisk(map[string]string{"backend": "lvm"})), state.InvalidArgument, `"lvm" is no backend of this plugin, which has disk, inline, usual`)
 	refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{"backend": "lvm"} }), state.InvalidArgument, "lvm")
 	context := map[string]string{"backend": "disk", "path": "/dev/sdz"}
 	if err := stage(t, s, onDisk(context)); err != nil || f.records[diskID].Backend != "disk" {
@@ -45,6 +46,18 @@ func TestBackendOfARequest(t *testing.T) {
 	check(t, publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.VolumeId, r.VolumeContext = diskID, context }), state.DeadlineExceeded, "")
 	if v := f.records[diskID]; v.Backend != "disk" || v.Stage.Context["path"] != "/dev/sdz" {
 		t.Errorf("a publish without a record makes %+v with %+v", v, v.Stage)
+	}
+}
+
+// An inline volume is checked by the backend that makes it, whichever the default is.
+func TestInlineVolumeOfAnotherBackend(t *testing.T) {
+	s, f := emptyServer()
+	s.Backends = devices.NewSet("disk", map[string]devices.Backend{"disk": fakeDisk{}, "inline": fakeBackend{}})
+	ephemeral := func(r *csi.NodePublishVolumeRequest) {
+		r.VolumeContext, r.StagingTargetPath = map[string]string{ephemeralKey: "true"}, ""
+	}
+	if err := publish(t, s, ephemeral); err != nil || f.records[id].Backend != "inline" {
+		t.Errorf("an inline publish makes %+v (%v)", f.records[id], err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,6 +98,13 @@ func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 			report.Degraded:     csi.StorageHealthErrorType_STORAGE_DEGRADED,
 			report.Inaccessible: csi.StorageHealthErrorType_STORAGE_UNREACHABLE,
 		}[f.Kind]
+		same := slices.IndexFunc(resp.BackendHealth, func(e *csi.NodeGetStorageHealthResponse_StorageBackendHealth) bool {
+			return e.Status == status && e.Reason == f.Reason
+		})
+		if same >= 0 { // csi.proto, StorageBackendHealth.reason: at most one message of a status and a reason
+			resp.BackendHealth[same].Message += "; " + f.Message
+			continue
+		}
 		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: f.Reason, Message: f.Message})
 	}
 	return resp, nil

@@ -114,6 +114,9 @@ func TestStorageHealth(t *testing.T) {
 		"healthy": {},
 		"missing": {[]report.Finding{{Kind: report.Inaccessible, Reason: "PoolUnusable", Message: "no disk"}}, "STORAGE_UNREACHABLE PoolUnusable no disk"},
 		"full":    {[]report.Finding{{Kind: report.Degraded, Reason: "PoolFull", Message: "no room"}}, "STORAGE_DEGRADED PoolFull no room"},
+		"two missing": {[]report.Finding{
+			{Kind: report.Inaccessible, Reason: "PoolUnusable", Message: "no disk"}, {Kind: report.Inaccessible, Reason: "PoolUnusable", Message: "no group"},
+		}, "STORAGE_UNREACHABLE PoolUnusable no disk; no group"},
 	} {
 		t.Run(title, func(t *testing.T) {
 			s, _ := newServer()

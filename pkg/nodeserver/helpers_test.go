@@ -219,7 +219,7 @@ func newServer() (*Server, *fakeNode) {
 	}
 	return New(Config{
 		NodeID: "node-1", Topology: map[string]string{"node": "segment-1"}, MaxVolumes: 7,
-		Backends:   devices.NewSet("usual", map[string]devices.Backend{"usual": fakeBackend{}, "disk": fakeDisk{}}),
+		Backends:   devices.NewSet("usual", map[string]devices.Backend{"usual": fakeBackend{}, "disk": fakeDisk{}, "inline": fakeBackend{}}),
 		Reconciler: f, Records: f, Filesystems: fakeFilesystems{},
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil

@@ -2,8 +2,6 @@ package nodeserver
 
 import (
 	"context"
-	"maps"
-	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -57,7 +55,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 
 // inlineStage returns the stage of a volume that lives as long as this publish.
 func (s *Server) inlineStage(req *csi.NodePublishVolumeRequest, target *state.Target) (*state.Stage, error) {
-	id, attributes := req.GetVolumeId(), maps.Clone(req.GetVolumeContext())
+	id := req.GetVolumeId()
 	switch {
 	case target.Capability.Access != state.MountAccess:
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume must have a file system", id)
@@ -66,11 +64,9 @@ func (s *Server) inlineStage(req *csi.NodePublishVolumeRequest, target *state.Ta
 	case s.Inline.Staging(id) == "":
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume must have an id that can be the name of a directory", id)
 	}
-	podUID := attributes[podUIDKey]
-	maps.DeleteFunc(attributes, func(key, _ string) bool { return strings.HasPrefix(key, state.KubernetesPrefix) })
 	return &state.Stage{
 		Path: s.Inline.Staging(id), Capability: target.Capability, Backend: s.Inline.Backend,
-		Inline: &state.Inline{PodUID: podUID, Target: target.Path, Attributes: attributes},
+		Inline: &state.Inline{PodUID: req.GetVolumeContext()[podUIDKey], Target: target.Path, Attributes: state.WithoutKubernetes(req.GetVolumeContext())},
 	}, nil
 }
 

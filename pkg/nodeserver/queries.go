@@ -2,7 +2,6 @@ package nodeserver
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"sync"
 	"time"
@@ -69,7 +68,7 @@ func (e noAnswer) Error() string {
 	if e.cause != nil {
 		return e.cause.Error()
 	}
-	return fmt.Sprintf("it has not answered a look for %s", age(e.since))
+	return "it has not answered a look since " + state.Clock(e.since)
 }
 
 // Unwrap gives the error its class.

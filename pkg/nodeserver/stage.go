@@ -43,7 +43,7 @@ func (s *Server) stage(ctx context.Context, req *csi.NodeStageVolumeRequest) (*s
 	}
 	return &state.Stage{
 		Path: req.GetStagingTargetPath(), Capability: capability, ReadOnly: readOnly, Context: joined,
-		Backend: s.Backends.Named(volumeOf(req)),
+		Backend: s.Backends.Named(s.volumeOf(req)),
 	}, nil
 }
 

@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -43,7 +44,7 @@ func (s *Server) volume(v devices.Volume) error {
 	if _, named := v.Context[devices.BackendKey]; named && v.Context[ephemeralKey] == "true" { // anybody who may create a pod sets it
 		return state.Errorf(state.InvalidArgument, "volume %s: volume_context: %s: an inline ephemeral volume chooses no backend", v.ID, devices.BackendKey)
 	}
-	v.Backend = s.Backends.Named(v)
+	v.Backend = cmp.Or(v.Backend, s.Backends.Named(v))
 	if record := s.Records.Get(v.ID); record != nil && record.Backend == v.Backend && !slices.Contains(s.Backends.Names(), v.Backend) {
 		return nil
 	}
@@ -58,8 +59,12 @@ type volumeRequest interface {
 	GetSecrets() map[string]string
 }
 
-func volumeOf(req volumeRequest) devices.Volume {
-	return devices.Volume{ID: req.GetVolumeId(), Context: req.GetVolumeContext(), Publish: req.GetPublishContext(), Secrets: req.GetSecrets()}
+func (s *Server) volumeOf(req volumeRequest) devices.Volume {
+	v := devices.Volume{ID: req.GetVolumeId(), Context: req.GetVolumeContext(), Publish: req.GetPublishContext(), Secrets: req.GetSecrets()}
+	if s.Inline != nil && v.Context[ephemeralKey] == "true" {
+		v.Backend = s.Inline.Backend
+	}
+	return v
 }
 
 // remembering keeps the secrets of a request if its edit succeeded, and returns err.
@@ -108,7 +113,7 @@ func (s *Server) asked(ctx context.Context, req interface {
 	volumeRequest
 	GetVolumeCapability() *csi.VolumeCapability
 }, field, path string) (c state.Capability, readOnly bool, joined map[string]string, err error) {
-	if err = s.volume(volumeOf(req)); err != nil {
+	if err = s.volume(s.volumeOf(req)); err != nil {
 		return
 	}
 	defer func() {
@@ -119,10 +124,10 @@ func (s *Server) asked(ctx context.Context, req interface {
 	if err = s.path(req.GetVolumeId(), field, path); err != nil {
 		return
 	}
-	if c, readOnly, err = s.capability(ctx, volumeOf(req), req.GetVolumeCapability()); err != nil {
+	if c, readOnly, err = s.capability(ctx, s.volumeOf(req), req.GetVolumeCapability()); err != nil {
 		return
 	}
-	joined, err = s.volumeContext(volumeOf(req))
+	joined, err = s.volumeContext(s.volumeOf(req))
 	return
 }
 

@@ -43,8 +43,8 @@ func (c Class) String() string {
 }
 
 // Final reports whether kubelet takes the class to mean that nothing was done
-// and nothing is under way (isFinalError in kubelet's CSI client). An intent is
-// kept after every error whose class is not final.
+// and nothing is under way (isFinalError in kubelet's CSI client). An intent that
+// was taken is kept after every error whose class is not final.
 func (c Class) Final() bool { return c >= InvalidArgument }
 
 // Error is a failure with a class. Packages wrap it with %w to add the volume,

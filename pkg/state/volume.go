@@ -216,8 +216,16 @@ func (t *Target) SameAs(o *Target) bool {
 }
 
 // KubernetesPrefix begins the keys that Kubernetes adds to contexts and parameters. Backends
-// never see them.
+// never see them in a context: WithoutKubernetes.
 const KubernetesPrefix = "csi.storage.k8s.io/"
+
+// WithoutKubernetes returns a volume context without the keys that Kubernetes adds, some of
+// which are secret.
+func WithoutKubernetes(context map[string]string) map[string]string {
+	own := maps.Clone(context)
+	maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, KubernetesPrefix) })
+	return own
+}
 
 // Keys of the volume context with which kubelet names the pod, where the
 // CSIDriver has podInfoOnMount.
