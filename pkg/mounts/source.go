@@ -1,9 +1,11 @@
 package mounts
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -11,6 +13,9 @@ import (
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 )
+
+// sourceDeadline is that of a source which names none. The volume's worker waits for the mount.
+const sourceDeadline = 30 * time.Second
 
 // MountSource mounts a file system that is on no block device at a path, which it
 // makes if need be. It ends with ctx, or with the source's deadline: a mount that
@@ -21,11 +26,8 @@ func (h *Host) MountSource(ctx context.Context, source state.Source, path string
 
 func (h *Host) mountSource(ctx context.Context, source state.Source, path string, flags state.Flags, mode createMode) (err error) {
 	defer state.Wrap(&err, "mount %s of %s at %s", source.FSType, source.Source, path)
-	if source.Deadline > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, source.Deadline)
-		defer cancel()
-	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(source.Deadline, sourceDeadline))
+	defer cancel()
 	if err := ctx.Err(); err != nil {
 		return err
 	}

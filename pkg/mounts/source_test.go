@@ -5,12 +5,30 @@ import (
 	"errors"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
+
+// A server that does not answer lets the volume's worker go, also if the backend names no deadline.
+func TestMountSourceWithoutADeadline(t *testing.T) {
+	h, root := newHost(t)
+	path := filepath.Join(root, "target")
+	synctest.Test(t, func(t *testing.T) {
+		silent := make(chan struct{})
+		defer close(silent)
+		go h.mounting.Do(context.Background(), path, hang.NoLimit, func() (struct{}, error) { <-silent; return struct{}{}, nil })
+		synctest.Wait()
+		began := time.Now()
+		err := h.MountSource(context.Background(), state.Source{FSType: "tmpfs", Source: "server:/export"}, path, state.Flags{})
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != sourceDeadline {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+	})
+}
 
 // A source that is no device is mounted as asked, once, and where it may be.
 func TestMountSource(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/process"
@@ -93,7 +92,7 @@ func unmountSoon(ctx context.Context, p *place) (err error) {
 // users names what keeps the mount at a place busy.
 func (h *Host) users(ctx context.Context, p *place) []string {
 	users := mountsBelow(p.real)
-	if m, err := h.Look(ctx, p.path, hang.NoLimit); err == nil && len(m.Mounts) > 0 {
+	if m, err := h.Look(ctx, p.path, namesTime); err == nil && len(m.Mounts) > 0 {
 		device, usersOf := m.Mounts[0].Device, process.Users
 		if m.Mounts[0].Node { // of which an open node keeps the mount through which it was opened
 			usersOf = process.Holders

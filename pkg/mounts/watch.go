@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -43,6 +45,8 @@ type watchedMount struct {
 	// bound. Zero: none.
 	nodes [2]state.DeviceNumber
 	root  string // what is bound, if it has nodes
+	// what is a hash of what is mounted, where another mount may get the same id; 0: not known.
+	what uint64
 }
 
 func (e entry) watched() watchedMount {
@@ -204,20 +208,27 @@ func (w *Watcher) Run(ctx context.Context, changed func(path string)) error {
 	}
 	w.changed, w.pending = changed, nil
 	w.mu.Unlock()
+	take := func() error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.take(changed)
+	}
 	for {
 		err := w.source.wait()
 		if err == nil {
-			w.mu.Lock()
-			err = w.take(changed)
-			w.mu.Unlock()
+			err = take()
 		}
-		var missed resyncError
+		if missed := (resyncError{}); errors.As(err, &missed) {
+			klog.FromContext(ctx).Error(err, "Changes of the mount table are missed until it can be listed")
+			poll.Until(ctx, listenPause, math.MaxInt64, func() bool {
+				err = take()
+				return !errors.As(err, &missed)
+			})
+		}
 		switch {
 		case err == nil:
 		case ctx.Err() != nil:
 			return closeOnce()
-		case errors.As(err, &missed): // the next change asks again
-			klog.FromContext(ctx).Error(err, "Changes of the mount table are missed")
 		default:
 			return errors.Join(err, closeOnce())
 		}
@@ -402,7 +413,7 @@ func (w *Watcher) resync(changed func(string)) error {
 	}
 	w.replace(now)
 	for id, m := range before {
-		if n := now[id]; n.point != m.point || n.attributes != m.attributes {
+		if n := now[id]; n.point != m.point || n.attributes != m.attributes || m.what != 0 && n.what != m.what {
 			w.notify(m.point, changed)
 		}
 	}

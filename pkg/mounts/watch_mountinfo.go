@@ -3,6 +3,7 @@ package mounts
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"os"
 	"sync"
 
@@ -78,11 +79,17 @@ func (s *mountinfoPoll) read() (changes []change, all bool, err error) {
 	return nil, n > 0, nil
 }
 
+// whatSeed is of the hashes of what is mounted. The kernel gives an id again at once.
+var whatSeed = maphash.MakeSeed()
+
 func (*mountinfoPoll) list() (map[uint64]watchedMount, error) {
 	infos, err := mounttable.Own(nil)
 	all := make(map[uint64]watchedMount, len(infos))
 	for _, i := range infos {
-		all[uint64(i.ID)] = entryOf(i).watched()
+		e := entryOf(i)
+		m := e.watched()
+		m.what = maphash.Comparable(whatSeed, [4]string{e.device.String(), e.root, e.fsType, e.source})
+		all[uint64(i.ID)] = m
 	}
 	return all, err
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -344,6 +345,56 @@ func TestWatchResync(t *testing.T) {
 		if !told[a] || !told[b] || len(told) != 2 {
 			t.Errorf("told of %v", told)
 		}
+	})
+}
+
+// A mount gets the id of the one that was at its place, on kernels that give ids again.
+func TestWatchMountInPlaceOfAnother(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
+		a := filepath.Join(root, "a")
+		mountElsewhere(t, "first", a)
+		w := watcher(t, h, s)
+		run(t, "umount", a)
+		run(t, "mount", "-t", "tmpfs", "second", a)
+		told := false
+		w.mu.Lock()
+		err := w.take(func(path string) { told = told || path == a })
+		w.mu.Unlock()
+		must(t, err)
+		if !told {
+			t.Error("it is not told of")
+		}
+	})
+}
+
+// unlisted is a source that cannot list the mounts, for a while.
+type unlisted struct {
+	eventSource
+	fails atomic.Int64
+}
+
+func (u *unlisted) read() ([]change, bool, error) {
+	changes, _, err := u.eventSource.read()
+	return changes, true, err
+}
+
+func (u *unlisted) list() (map[uint64]watchedMount, error) {
+	if u.fails.Add(-1) >= 0 {
+		return nil, unix.EMFILE
+	}
+	return u.eventSource.list()
+}
+
+// What could not be listed once is listed again, though nothing more happens.
+func TestWatchListsAgain(t *testing.T) {
+	bothSources(t, func(t *testing.T, h *Host, root string, s eventSource) {
+		a := filepath.Join(root, "a")
+		mountElsewhere(t, "a", a)
+		u := &unlisted{eventSource: s}
+		told := news(t, h, u)
+		u.fails.Store(2)
+		run(t, "umount", a)
+		awaitPath(t, told, a)
 	})
 }
 

@@ -210,6 +210,7 @@ type Reconciler struct {
 	mu              sync.Mutex
 	volumes         map[string]*volume
 	volumesByDevice map[state.DeviceNumber][]string
+	adopting        map[string]bool      // volumes that are looked at for the first time, so that their devices are not known yet
 	awaited         map[string]*awaiting // of volumes whose device is missing, see await
 	noEvents        bool                 // there are no device events
 }
@@ -230,6 +231,7 @@ func New(cfg Config) *Reconciler {
 		random:          rand.Float64,
 		volumes:         map[string]*volume{},
 		volumesByDevice: map[state.DeviceNumber][]string{},
+		adopting:        map[string]bool{},
 		awaited:         map[string]*awaiting{},
 		sweep:           sweep{look: make(chan struct{}, 1), gone: map[string]time.Time{}},
 	}

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -218,6 +219,57 @@ func TestRepairsThatAreUndoneBackOff(t *testing.T) {
 		h.sleep(2 * lossReset)
 		h.tear(targetPath("v", 1))
 		h.atRest("v") // a new story
+	})
+}
+
+// What undoes one repair as soon as the other is made does not keep the worker busy.
+func TestRepairsThatUndoEachOtherBackOff(t *testing.T) {
+	bubble(t, func(h *harness) {
+		binds, other := 0, map[string]string{targetPath("v", 1): targetPath("v", 2), targetPath("v", 2): targetPath("v", 1)}
+		h.hook = func(_ context.Context, _ string, step Step, moment Moment) error {
+			if step.Action != Bind || moment != After {
+				return nil
+			}
+			if binds++; binds > 2 { // both are published
+				h.k.with(func() { delete(h.k.mounts, other[step.Part.Path]) })
+				h.p.r.Changed(other[step.Part.Path])
+			}
+			return nil
+		}
+		h.restart()
+		h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock), publish("v", 2, publishBlock))
+		before := binds
+		h.tear(targetPath("v", 1))
+		h.sleep(10 * time.Minute)
+		if made := binds - before; made < 10 || made > 60 {
+			t.Errorf("%d repairs in ten minutes", made)
+		}
+		binds = 0
+	})
+}
+
+// A device goes while its volume is looked at for the first time since the start: its number is
+// not known by then.
+func TestDeviceLostDuringTheFirstLook(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v := h.volume("v")
+		h.ok(stage("v", stageBlock), publish("v", 1, publishBlock))
+		synctest.Wait()
+		number := v.device.number
+		h.stop()
+		h.k.slow(opLook, targetPath("v", 1), 1, time.Second)
+		h.start()
+		h.sleep(500 * time.Millisecond) // the device was seen
+		h.k.with(func() { v.device = nil })
+		h.p.r.DeviceChanged(number)
+		h.sleep(time.Minute)
+		if v.device == nil {
+			t.Error("the device was not attached again")
+		}
+		if len(h.p.r.adopting) > 0 {
+			t.Errorf("looked at for the first time are still %v", h.p.r.adopting)
+		}
 	})
 }
 

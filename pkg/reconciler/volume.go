@@ -68,6 +68,7 @@ func (r *Reconciler) observed(id string, want *state.Volume, have *state.Actual,
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.unseen, v.want, v.have, v.deviceSeen, v.plan, v.planDropped = false, want, have, at, plan, false
+	delete(r.adopting, id)
 	r.index(id, v)
 }
 
@@ -77,6 +78,7 @@ func (r *Reconciler) unobserved(id string, want *state.Volume) {
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.want, v.deviceSeen, v.plan, v.planDropped = want, time.Time{}, Plan{}, false
+	delete(r.adopting, id)
 	clear(v.podGoneSince) // podGoneGrace starts again with the next observation
 }
 
@@ -117,7 +119,10 @@ func (r *Reconciler) begin(id string, step Step) {
 	defer r.mu.Unlock()
 	v := r.volume(id)
 	v.running, v.since, v.progress = step, time.Now(), ""
-	if step.Action != Look && !step.atTarget() {
+	switch {
+	case step.Action == Look && v.unseen:
+		r.adopting[id] = true
+	case step.Action != Look && !step.atTarget():
 		v.deviceSeen = time.Time{}
 	}
 }

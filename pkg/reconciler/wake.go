@@ -15,12 +15,16 @@ func (r *Reconciler) Changed(path string) {
 }
 
 // DeviceChanged tells that a block device is gone or has another size. Volumes that
-// have it, or are published with its number, are observed. Its cost does not depend
-// on the number of volumes.
+// have it, or are published with its number, are observed, and those that are observed for the
+// first time are once more. Its cost does not depend on the number of volumes.
 func (r *Reconciler) DeviceChanged(number state.DeviceNumber) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, id := range r.volumesByDevice[number] {
+		r.volumes[id].deviceChanged = true
+		r.queue.Add(id)
+	}
+	for id := range r.adopting { // whose device it may be
 		r.volumes[id].deviceChanged = true
 		r.queue.Add(id)
 	}

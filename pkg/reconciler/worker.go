@@ -32,6 +32,7 @@ type pass struct {
 	steps   int
 	claims  int                 // formats that found the device claimed
 	mounted map[state.Part]bool // by steps of this pass
+	again   map[Step]bool       // steps of this pass that have restored what was accepted
 	done    doneSteps
 	logger  klog.Logger   // of the last step done, which has its trace
 	last    Step          // the last step that succeeded
@@ -142,7 +143,7 @@ func (p *pass) join(waiters []*waiter) {
 	for _, w := range waiters {
 		if !slices.Contains(p.waiters, w) {
 			maps.DeleteFunc(p.failed, func(part state.Part, _ failure) bool { return w.needs(part) })
-			p.seen = nil
+			p.seen, p.again = nil, nil
 		}
 	}
 	p.waiters = waiters
@@ -194,6 +195,9 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	switch {
 	case step == p.last && revision(want, step.Part) == p.lastFor && reflect.DeepEqual(have, p.before):
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
+		return false
+	case p.again[step]:
+		p.fail(want, step.Part, state.Errorf(state.Unavailable, "volume %s: step %s has just restored what was lost, and it is lost again: something undoes it", p.id, step))
 		return false
 	case p.steps > maxSteps:
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
@@ -254,10 +258,19 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 		}
 		p.mounted[step.Part] = true
 	}
+	if slices.Contains(stepsThatRestore, step.Action) && want.Intent(step.Part).Accepted {
+		if p.again == nil {
+			p.again = map[Step]bool{}
+		}
+		p.again[step] = true
+	}
 	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(stepCtx)
 	p.last, p.lastFor, p.before = step, intent, observed
 	return true
 }
+
+// stepsThatRestore, of what is accepted, are made once in a pass: then it would be lost again.
+var stepsThatRestore = []Action{Attach, OpenLayer, Mount, MountSource, SetAttributes, Bind}
 
 // isCorrupt reports whether what is mounted for a part does not work.
 func isCorrupt(have *state.Actual, part state.Part) bool {

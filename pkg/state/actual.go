@@ -51,7 +51,7 @@ type Source struct {
 	FSType   string        // "nfs4": a type of the kernel; a bind mount is none
 	Source   string        // as the mount table tells it: "server:/export"
 	Options  []string      // of the mount, one option each, before those that are asked for
-	Deadline time.Duration // of one mount; 0: that of the call
+	Deadline time.Duration // of one mount; 0: 30 s
 }
 
 // Is reports whether m is a mount of the source.
