@@ -266,11 +266,13 @@ type File struct {
 // StatFile looks at a file; nil: there is none at the path.
 func StatFile(path string) (*File, error) {
 	var st unix.Stat_t
-	switch err := unix.Stat(path, &st); {
+	switch err := unix.Lstat(path, &st); {
 	case errors.Is(err, unix.ENOENT):
 		return nil, nil
 	case err != nil:
-		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+		return nil, &os.PathError{Op: "lstat", Path: path, Err: err}
+	case st.Mode&unix.S_IFMT != unix.S_IFREG: // an open may block, or show another file
+		return nil, fmt.Errorf("%s is no regular file", path)
 	}
 	return fileOf(st), nil
 }

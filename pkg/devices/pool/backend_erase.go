@@ -62,6 +62,9 @@ func erase(ctx context.Context, f *os.File, target loop.Target, d *loop.Device, 
 			if errors.Is(err, unix.EOPNOTSUPP) { // by the file's file system
 				err = blockdev.ZeroRange(f, offset, bytes)
 			}
+			if errors.Is(err, unix.ENOSPC) { // blocks that were lost, as in clearData
+				err = blockdev.Punch(data, offset, bytes)
+			}
 			return err
 		}
 	}

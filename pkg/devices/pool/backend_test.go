@@ -290,6 +290,23 @@ func TestEraseKeepsTheProvisioning(t *testing.T) {
 	}
 }
 
+// A thick volume that lost blocks, as by a discard, can be erased though the pool is full.
+func TestEraseInAFullPool(t *testing.T) {
+	b, dir := onDisk(t, "mkfs.ext4", "-q", "-F", "-m", "0")
+	create(t, b.Pool(), "thick", pool.Thick)
+	require.NoError(t, b.BeginFormat(t.Context(), "thick"))
+	data, err := os.OpenFile(filepath.Join(dir, "volumes/thick/data"), os.O_RDWR, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Fallocate(int(data.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, devicestest.Size))
+	require.NoError(t, data.Close())
+	for _, unit := range []string{"1M", "1k"} {
+		_ = exec.Command("dd", "if=/dev/zero", "of="+filepath.Join(dir, unit), "bs="+unit).Run() // until there is no space left
+	}
+	attach(t, b, "thick", false)
+	require.NoError(t, b.Erase(t.Context(), "thick"))
+	require.NoError(t, b.Detach(t.Context(), "thick"))
+}
+
 // TestWriteProtectedDeviceIsReadOnly: BLKROSET counts, whoever did it.
 func TestWriteProtectedDeviceIsReadOnly(t *testing.T) {
 	b, _ := setup(t, pool.Thin)

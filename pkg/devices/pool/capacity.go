@@ -133,6 +133,9 @@ func (p *Pool) countFiles(ctx context.Context) (Capacity, error) {
 			return Capacity{}, err
 		}
 	}
+	if err := ctx.Err(); err != nil { // then facts were not read, and their volumes counted as if they had none
+		return Capacity{}, err
+	}
 	p.counted = counted
 	return c, nil
 }
@@ -178,7 +181,7 @@ func (p *Pool) eachFile(name string, look func(entry string, st unix.Stat_t)) er
 	for _, entry := range entries {
 		var st unix.Stat_t
 		switch err := unix.Fstatat(fd, entry+"/"+dataFile, &st, 0); {
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
 		case err != nil:
 			return fmt.Errorf("stat %s: %w", p.path(name, entry, dataFile), err)
 		default:

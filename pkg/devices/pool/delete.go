@@ -39,6 +39,9 @@ func (p *Pool) remove(id string) error {
 		return err
 	}
 	place := p.path(volumesDir, id)
+	if info, err := os.Lstat(place); err == nil && !info.IsDir() { // of a link only the link would go
+		return fmt.Errorf("%s is no directory: see what it is, and remove it with its data", place)
+	}
 	switch err := unix.Rename(place, trash); {
 	case errors.Is(err, unix.ENOENT): // perhaps an earlier call renamed it, and failed then
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT): // the name would take one more block of trash

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -40,7 +42,7 @@ func (p *Pool) Grow(ctx context.Context, id string, bytes int64) error {
 }
 
 func (p *Pool) growData(ctx context.Context, v Volume, bytes int64) (err error) {
-	f, err := os.OpenFile(p.path(volumesDir, v.ID, dataFile), os.O_RDWR, 0)
+	f, err := os.OpenFile(p.path(volumesDir, v.ID, dataFile), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}

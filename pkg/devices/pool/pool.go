@@ -133,10 +133,13 @@ func openAbsent(dir string) (*Pool, error) {
 func (p *Pool) makeDirs() error {
 	made := false
 	for _, name := range []string{volumesDir, tmpDir, trashDir} {
-		_, err := os.Lstat(p.path(name))
-		if errors.Is(err, os.ErrNotExist) {
+		info, err := os.Lstat(p.path(name))
+		switch {
+		case errors.Is(err, os.ErrNotExist):
 			err = os.Mkdir(p.path(name), 0o700)
 			made = true
+		case err == nil && !info.IsDir(): // of a link the sweep would empty what it leads to
+			err = fmt.Errorf("%s is no directory: move it away", p.path(name))
 		}
 		if err != nil {
 			return err
@@ -226,7 +229,7 @@ func (p *Pool) sweep(ctx context.Context) {
 // removeUnlocked removes a tree unless the process that builds it still lives,
 // which holds its lock.
 func removeUnlocked(path string) (removed bool, err error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // it may be a FIFO
 	if err != nil {
 		return false, ignore(err, os.ErrNotExist)
 	}

@@ -298,8 +298,19 @@ func (p *Pool) readFacts(ctx context.Context, id string) ([]byte, error) {
 		return nil, err
 	}
 	defer unlock()
-	return rawfile.Read(p.path(volumesDir, id, volumeFile))
+	path := p.path(volumesDir, id, volumeFile)
+	var st unix.Stat_t
+	switch err := unix.Lstat(path, &st); {
+	case err != nil:
+		return nil, &os.PathError{Op: "lstat", Path: path, Err: err}
+	case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxFacts:
+		return nil, fmt.Errorf("%s is no regular file, or larger than %d bytes", path, maxFacts)
+	}
+	return rawfile.Read(path)
 }
+
+// maxFacts is how large facts may be, in bytes.
+const maxFacts = 1 << 20
 
 func decode(raw []byte, id string) (Volume, error) {
 	var v Volume
