@@ -176,6 +176,8 @@ func TestWrongUse(t *testing.T) {
 		{[]string{"--max-volumes-per-node", "many"}, []string{"--max-volumes-per-node", "many"}},
 		{[]string{"nonsense"}, []string{"nonsense"}},
 		{[]string{"stauts"}, []string{`unknown command "stauts" for "csi-node" (did you mean `, "`csi-node status`?); `csi-node --help` shows how"}},
+		{[]string{"serve", "--heal", "false"}, []string{"--FLAG=false"}},
+		{[]string{"serve", "--v", "-3"}, []string{"--v -3: must not be negative"}},
 		{[]string{"volume", "publsih", "vol"}, []string{"did you mean `csi-node volume publish`?"}},
 		{[]string{"help", "nonsense"}, []string{`unknown command "nonsense" for "csi-node"; `}},
 		{[]string{"help", "volume", "stge"}, []string{`"stge" for "csi-node volume" (did you mean `, "`csi-node volume stage`?"}},

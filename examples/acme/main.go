@@ -102,7 +102,9 @@ func (a *array) change(ctx context.Context, id, what string, do func(loop.Target
 	case room.(chan struct{}) <- struct{}{}:
 		defer func() { <-room.(chan struct{}) }()
 	case <-ctx.Done():
-		return ctx.Err()
+	}
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	target, err := a.look(id)
 	if what == "detach" && target.Tag != "" { // the array may be away: the tag is enough

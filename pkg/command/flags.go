@@ -79,6 +79,9 @@ func help(cmd *cobra.Command, args []string) error {
 
 // meant asks whether a command was meant that is called almost like the first argument.
 func meant(cmd *cobra.Command, args []string) string {
+	if len(args) > 0 && (args[0] == "true" || args[0] == "false") {
+		return " (a flag takes that as --FLAG=" + args[0] + ")"
+	}
 	if len(args) == 0 || len(args[0]) < 3 || !cmd.HasSubCommands() {
 		return ""
 	}

@@ -36,8 +36,7 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	}
 	// A stage from here on finds the volume attached or gone, because the backend
 	// runs attach and delete one after the other.
-	err = p.DeleteVolume(ctx, devices.Volume{ID: id, Backend: name, Secrets: req.GetSecrets()})
-	if class := state.ClassOf(err); err != nil && class != state.NotFound && class != state.InvalidArgument {
+	if err := s.Backends.DeleteVolume(ctx, devices.Volume{ID: id, Backend: name, Secrets: req.GetSecrets()}); err != nil {
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil

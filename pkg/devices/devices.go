@@ -48,7 +48,8 @@ var ErrNoDevice = errors.New("there is no such device on this node")
 
 // Backend attaches volumes. Its methods may be called concurrently; calls for
 // different volumes do not wait for each other. They may block for as long as
-// the kernel does: ctx ends waiting for a turn, not a system call.
+// the kernel does: ctx ends waiting for a turn, not a system call. With a ctx that has ended
+// before, nothing is changed, and its error returned.
 type Backend interface {
 	// Validate returns InvalidArgument for a volume that the backend can never
 	// have: its id, or its contexts. It is pure.

@@ -28,6 +28,9 @@ type Facts interface {
 	// Clear sets the formatting mark, calls clear, and forgets all facts. If clear returns
 	// state.Unwritten, the facts are what they were.
 	Clear(ctx context.Context, v Volume, d state.Device, clear func() error) error
+	// Forget forgets a volume that is deleted, and its device; a volume that is made later may
+	// have the same id.
+	Forget(ctx context.Context, v Volume, d state.Device) error
 }
 
 // KeepFacts gives the backends of a Set that are no Formatter their facts. It is

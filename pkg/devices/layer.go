@@ -2,7 +2,9 @@ package devices
 
 import (
 	"context"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -120,6 +122,15 @@ func (s *Set) validateLayers(v Volume) error {
 		}
 	}
 	return nil
+}
+
+// LayersText writes the keys of a volume context that ask for layers as state.Device has them.
+func LayersText(layers map[string]string) string {
+	words := make([]string, 0, len(layers))
+	for _, key := range slices.Sorted(maps.Keys(layers)) {
+		words = append(words, key+"="+layers[key])
+	}
+	return strings.Join(words, ",")
 }
 
 // Overhead returns how many bytes of a volume with that context its layers take.

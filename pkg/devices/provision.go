@@ -166,6 +166,24 @@ func (s *Set) Provisioners() (names []string) {
 	return names
 }
 
+// DeleteVolume lets the volume's backend, which makes volumes, delete it, and forgets what is noted
+// about it. One that is not there is deleted.
+func (s *Set) DeleteVolume(ctx context.Context, v Volume) error {
+	p, err := s.Provisioner(v.Backend)
+	if err != nil {
+		return err
+	}
+	facts, _, d, _ := s.noted(ctx, v) // a device that cannot be found can be deleted
+	err = p.DeleteVolume(ctx, v)
+	if class := state.ClassOf(err); err != nil && class != state.NotFound && class != state.InvalidArgument {
+		return err
+	}
+	if facts == nil {
+		return nil
+	}
+	return facts.Forget(ctx, v, d)
+}
+
 // Provisioner returns the backend of a name as one that makes volumes.
 // InvalidArgument: there is no such backend, or it makes none.
 func (s *Set) Provisioner(name string) (Provisioner, error) {

@@ -208,9 +208,11 @@ func (s *Set) Erase(ctx context.Context, v Volume) error {
 	return facts.Erase(ctx, v, d)
 }
 
+const clearing = "clear a volume: empty it by the means of the storage itself"
+
 // Unused is Clearer's.
 func (s *Set) Unused(ctx context.Context, v Volume) error {
-	c, err := optional[Clearer](ctx, s, v, "clear a volume")
+	c, err := optional[Clearer](ctx, s, v, clearing)
 	if err != nil {
 		return err
 	}
@@ -219,7 +221,7 @@ func (s *Set) Unused(ctx context.Context, v Volume) error {
 
 // Clear is Clearer's.
 func (s *Set) Clear(ctx context.Context, v Volume) error {
-	c, err := optional[Clearer](ctx, s, v, "clear a volume")
+	c, err := optional[Clearer](ctx, s, v, clearing)
 	if err != nil {
 		return err
 	}

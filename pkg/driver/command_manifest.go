@@ -235,7 +235,7 @@ func printManifests(out io.Writer, format command.Output, all []persistentVolume
 		}{"v1", "List", all}, nil)
 	}
 	if len(all) == 0 {
-		_, err := fmt.Fprintln(out, "# There are no volumes.")
+		_, err := fmt.Fprintln(out, "# There are no volumes that a backend of this driver could list.")
 		return err
 	}
 	var text strings.Builder

@@ -33,6 +33,9 @@ type loggingFlags struct {
 // begin makes the logger of the process, which writes to standard error and to the
 // tail. It is called once, before anything is logged.
 func (f loggingFlags) begin(tail *logTail) error {
+	if f.verbosity < 0 {
+		return command.WrongUse("--v %d: must not be negative", f.verbosity)
+	}
 	out := io.MultiWriter(os.Stderr, tail)
 	settings := map[string]string{"v": strconv.Itoa(f.verbosity)}
 	switch f.format {

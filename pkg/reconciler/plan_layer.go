@@ -92,6 +92,8 @@ func (p *planner) create(s *state.Stage, i int) Verdict {
 		return unseen(c.Err)
 	case c.Kind == state.ContentsUnread:
 		return unseen(errUnseen)
+	case i == 1 && lower.Formatted != "" && lower.Formatted != name:
+		return stuck(state.FailedPrecondition, "the volume was formatted as %s before, without the layer %s, and does not get it by its attributes: leave that out of the volume context (volumeAttributes of the PersistentVolume) to have its data as it is", lower.Formatted, name)
 	case s.UUID != "" || i == 1 && lower.Formatted != "":
 		return stuck(state.FailedPrecondition, "the volume had the layer %s before, and does not have it now: its data is lost, and it is not made again. Restore its backing%s from a backup, or delete the volume", name, backing(source))
 	case source.Raw:

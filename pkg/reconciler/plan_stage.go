@@ -351,6 +351,8 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		return stuck(state.FailedPrecondition, "the volume was staged with the file system %s, and is blank or to be formatted now: its data is lost, and it is not formatted again. Restore its backing%s from a backup; or, to have it formatted, unpublish and unstage the volume and stage it again", s.UUID, backing(d))
 	case d.Raw && (d.Formatting || maybeBlank(c)):
 		return stuck(state.FailedPrecondition, "the volume was published as a raw block device before, so it is not formatted, whatever it holds. Its backing%s is left as it is; to have it formatted, %s", backing(d), p.clearing())
+	case (d.Formatting || maybeBlank(c)) && p.lacksLayers():
+		return p.withoutLayers()
 	case d.Formatting:
 		return p.finishFormat(s)
 	case d.Proved && !maybeBlank(c):
@@ -389,6 +391,17 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		return p.do(BeginFormat, state.StagePart())
 	}
 	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. Its backing%s is left as it is; to destroy what is there deliberately, %s", c.Found, backing(d), p.clearing())
+}
+
+// lacksLayers reports whether a volume of which nobody has had anything was created with layers
+// that this stage does not ask for: what is written would be in the clear.
+func (p *planner) lacksLayers() bool {
+	d := p.have.Device
+	return p.have.Layer == "" && d.Layers != "" && d.Formatted == "" && !d.Raw
+}
+
+func (p *planner) withoutLayers() Verdict {
+	return stuck(state.FailedPrecondition, "the volume was created with %s, and its volume context does not say so: add that to the volumeAttributes of the PersistentVolume", p.have.Device.Layers)
 }
 
 // finishFormat plans the format of a device that bears the formatting mark: it was

@@ -375,6 +375,9 @@ func (w *planWorld) lookAtLayer(c *planCase) {
 	if (source.Number != state.DeviceNumber{}) {
 		source.Number, source.Held = theSource.number(), w.device.held == heldElsewhere
 	}
+	if source.Formatted != "" {
+		source.Formatted = "L"
+	}
 	c.have.Lower = []state.Element{{Device: source}}
 	c.have.Layer, c.have.Keepers = "L", nil
 	d := state.Device{State: l.state.state(), NeedsSecret: l.locked, Missing: source.Missing, Identity: source.Identity, Err: source.Err}

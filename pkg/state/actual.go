@@ -191,9 +191,10 @@ type Device struct {
 	Noise     bool // bytes that were never written read as noise, so that a new one is not blank
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
+	Layers     string // likewise the keys of the volume context that ask for layers: "encryption=luks2"
 
-	// Err, when set, is why the backend's facts (Missing, Capacity, Backing, CreatedFor
-	// and those about formatting) could not be read. State, and the facts about an
+	// Err, when set, is why the backend's facts (Missing, Capacity, Backing, CreatedFor,
+	// Layers and those about formatting) could not be read. State, and the facts about an
 	// attached device, are valid nevertheless: they suffice to take it down.
 	Err error
 }

@@ -107,6 +107,9 @@ func New(groups string, env devices.Environment) (*Backend, error) {
 		b.names = append(b.names, name)
 		b.groups[name] = &groupState{}
 	}
+	if groups != "" && len(b.names) == 0 {
+		return nil, state.Errorf(state.InvalidArgument, "--lvm-groups %q: names no volume group; leave it empty for none", groups)
+	}
 	return b, nil
 }
 

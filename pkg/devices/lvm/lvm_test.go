@@ -21,7 +21,7 @@ func TestGroups(t *testing.T) {
 	if b := parsed(t, "vg0,vg-1"); strings.Join(b.names, " ") != "vg0 vg-1" {
 		t.Errorf("%q", b.names)
 	}
-	for _, bad := range []string{"vg0,vg0", "a/b", "-a", "a\nb"} {
+	for _, bad := range []string{"vg0,vg0", "a/b", "-a", "a\nb", ",", " "} {
 		if _, err := New(bad, devices.Environment{}); err == nil {
 			t.Errorf("%q are no groups", bad)
 		}

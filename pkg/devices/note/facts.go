@@ -314,6 +314,35 @@ func (f *Facts) Clear(ctx context.Context, v devices.Volume, d state.Device, cle
 	})
 }
 
+// Forget implements devices.Facts.
+func (f *Facts) Forget(ctx context.Context, v devices.Volume, d state.Device) error {
+	keys := []string{volumeKey(v)}
+	if d.Identity != "" {
+		keys = append(keys, deviceKey(d.Identity))
+	}
+	for _, key := range keys {
+		if err := f.forget(ctx, key, v); err != nil {
+			return fmt.Errorf("volume %s: remove the note about its device: %w", v.ID, err)
+		}
+	}
+	return nil
+}
+
+// forget removes a note, if it is about the volume.
+func (f *Facts) forget(ctx context.Context, key string, v devices.Volume) error {
+	unlock, err := f.locks.Lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var n fact
+	if found, err := f.dir.Read(key, &n); !found || err != nil || n.Volume != v.ID || n.Backend != v.Backend {
+		return err
+	}
+	f.durable.Delete(key)
+	return f.dir.Remove(key)
+}
+
 // sightCleared returns a device that was cleared, though it is not attached; nil: which it
 // is cannot be known.
 func (f *Facts) sightCleared(d state.Device) *sighting {

@@ -478,3 +478,33 @@ func TestTrial(t *testing.T) {
 	require.NoError(t, f.dir.Write(keyOf(v, d), fact{Volume: "v", Formatting: true}))
 	told(true, "", "")
 }
+
+// What is made with the id, or on the device, of a volume that was deleted is new. A note of another
+// volume, which has the device by now, stays.
+func TestForget(t *testing.T) {
+	for name, newDevice := range map[string]func(*testing.T) (state.Device, string){"identity": newIdentified, "none": newDevice} {
+		t.Run(name, func(t *testing.T) {
+			f, ctx := open(t, t.TempDir()), t.Context()
+			d, _ := newDevice(t)
+			v, other := devices.Volume{ID: "v", Backend: "b"}, devices.Volume{ID: "other", Backend: "b"}
+			require.NoError(t, f.BeginFormat(ctx, v, d))
+			require.NoError(t, f.EndFormat(ctx, v, d, "ext4"))
+			if d.Identity != "" {
+				require.NoError(t, f.Forget(ctx, other, d))
+			}
+			if got := f.told(v, d).Formatted; got != "ext4" {
+				t.Errorf("noted is %q", got)
+			}
+			for range 2 {
+				require.NoError(t, f.Forget(ctx, v, d))
+			}
+			if got := f.told(v, d).Formatted; got != "" {
+				t.Errorf("still noted is %q", got)
+			}
+			require.NoError(t, f.dir.Each(func(key string, _ func(any) error) error {
+				t.Errorf("the note %s is left", key)
+				return nil
+			}))
+		})
+	}
+}
