@@ -2,9 +2,8 @@ package devices
 
 import (
 	"context"
-	"maps"
+	"net/url"
 	"slices"
-	"strings"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -124,13 +123,28 @@ func (s *Set) validateLayers(v Volume) error {
 	return nil
 }
 
-// LayersText writes the keys of a volume context that ask for layers as state.Device has them.
+// LayersText writes the keys of a volume context that ask for layers, as in a query of a URL.
 func LayersText(layers map[string]string) string {
-	words := make([]string, 0, len(layers))
-	for _, key := range slices.Sorted(maps.Keys(layers)) {
-		words = append(words, key+"="+layers[key])
+	text := make(url.Values, len(layers))
+	for key, value := range layers {
+		text.Set(key, value)
 	}
-	return strings.Join(words, ",")
+	return text.Encode()
+}
+
+// parseLayers reads a LayersText.
+func parseLayers(text string) (layers map[string]string) {
+	values, _ := url.ParseQuery(text) // what it cannot read asks for nothing
+	layers = make(map[string]string, len(values))
+	for key := range values {
+		layers[key] = values.Get(key)
+	}
+	return layers
+}
+
+// CreatedWith reports whether whoever created the volume of a device asked for a layer.
+func CreatedWith(l Layer, d state.Device) bool {
+	return d.Layers != "" && l.Wanted(Volume{Context: parseLayers(d.Layers)})
 }
 
 // Overhead returns how many bytes of a volume with that context its layers take.

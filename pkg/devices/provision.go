@@ -178,10 +178,10 @@ func (s *Set) DeleteVolume(ctx context.Context, v Volume) error {
 	if class := state.ClassOf(err); err != nil && class != state.NotFound && class != state.InvalidArgument {
 		return err
 	}
-	if facts == nil {
+	if facts == nil || err != nil && !d.Missing { // then it is somebody else's
 		return nil
 	}
-	return facts.Forget(ctx, v, d)
+	return facts.Forget(context.WithoutCancel(ctx), v, d)
 }
 
 // Provisioner returns the backend of a name as one that makes volumes.

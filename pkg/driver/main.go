@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"regexp"
 	"strings"
 	"syscall"
 
@@ -117,6 +116,14 @@ type ownName struct {
 	options Options
 }
 
+// Fd is that of the file to which it writes, which may be a terminal.
+func (w ownName) Fd() uintptr {
+	if f, is := w.Writer.(*os.File); is {
+		return f.Fd()
+	}
+	return ^uintptr(0)
+}
+
 func (w ownName) Write(text []byte) (int, error) {
 	if _, err := w.Writer.Write([]byte(w.options.inOwnName(string(text)))); err != nil {
 		return 0, err
@@ -124,15 +131,31 @@ func (w ownName) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// commandOfEngine is where a text names a command that a person is to run; what ends in the
-// engine's name is another program.
-var commandOfEngine = regexp.MustCompile(`(^|[^\w./-])` + engine + `( volume | orphans)`)
-
 // inOwnName returns a text of the engine in which the commands that a person is to run
-// are those of the program.
+// are those of the program. What ends in the engine's name is another program.
 func (o Options) inOwnName(text string) string {
-	return commandOfEngine.ReplaceAllString(text, "${1}"+o.program()+"${2}")
+	for _, words := range []string{" volume ", " orphans"} {
+		var own strings.Builder
+		for {
+			before, after, found := strings.Cut(text, engine+words)
+			own.WriteString(before)
+			if !found {
+				break
+			}
+			if before == "" && own.Len() == 0 || !strings.ContainsRune(partOfName, rune(own.String()[own.Len()-1])) {
+				own.WriteString(o.program() + words)
+			} else {
+				own.WriteString(engine + words)
+			}
+			text = after
+		}
+		text = own.String()
+	}
+	return text
 }
+
+// partOfName are the characters that names of programs have, and paths.
+const partOfName = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-"
 
 // addCobraCommands adds help and completion, with examples that cobra lacks.
 func addCobraCommands(root *cobra.Command) {

@@ -271,16 +271,14 @@ func StatFile(path string) (*File, error) {
 		return nil, nil
 	case err != nil:
 		return nil, &os.PathError{Op: "lstat", Path: path, Err: err}
-	case st.Mode&unix.S_IFMT != unix.S_IFREG: // an open may block, or show another file
-		return nil, fmt.Errorf("%s is no regular file", path)
 	}
-	return fileOf(st), nil
+	return fileOf(path, st)
 }
 
 // StatInCache is StatFile for a file that the kernel has in its caches (RESOLVE_CACHED, Linux
 // 5.12). EAGAIN: it has not.
 func StatInCache(path string) (*File, error) {
-	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: rawfile.ResolveCached})
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: rawfile.ResolveCached})
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil, nil
@@ -292,11 +290,14 @@ func StatInCache(path string) (*File, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, &os.PathError{Op: "fstat", Path: path, Err: err}
 	}
-	return fileOf(st), nil
+	return fileOf(path, st)
 }
 
-func fileOf(st unix.Stat_t) *File {
-	return &File{ID: FileID{devnode.NumberOf(st.Dev), st.Ino}, Bytes: st.Size}
+func fileOf(path string, st unix.Stat_t) (*File, error) {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG { // an open may block, or show another file
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	return &File{ID: FileID{devnode.NumberOf(st.Dev), st.Ino}, Bytes: st.Size}, nil
 }
 
 // OpenFile opens a file, which must still be the one that was looked at.

@@ -15,7 +15,7 @@ import (
 )
 
 // sourceDeadline is that of a source which names none. The volume's worker waits for the mount.
-const sourceDeadline = 30 * time.Second
+const sourceDeadline = 2 * time.Minute
 
 // MountSource mounts a file system that is on no block device at a path, which it
 // makes if need be. It ends with ctx, or with the source's deadline: a mount that

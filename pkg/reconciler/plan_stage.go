@@ -396,12 +396,12 @@ func (p *planner) contents(s *state.Stage) Verdict {
 // lacksLayers reports whether a volume of which nobody has had anything was created with layers
 // that this stage does not ask for: what is written would be in the clear.
 func (p *planner) lacksLayers() bool {
-	d := p.have.Device
-	return p.have.Layer == "" && d.Layers != "" && d.Formatted == "" && !d.Raw
+	source := p.stack[0].Device
+	return len(p.have.Lacking) > 0 && source.Formatted == "" && !source.Raw
 }
 
 func (p *planner) withoutLayers() Verdict {
-	return stuck(state.FailedPrecondition, "the volume was created with %s, and its volume context does not say so: add that to the volumeAttributes of the PersistentVolume", p.have.Device.Layers)
+	return stuck(state.FailedPrecondition, "the volume was created with the layer %s, and its volume context does not ask for it: it needs a PersistentVolume whose volumeAttributes do", strings.Join(p.have.Lacking, ", "))
 }
 
 // finishFormat plans the format of a device that bears the formatting mark: it was

@@ -155,7 +155,7 @@ func TestPlanReadOnlyDiskThatTakesCommands(t *testing.T) {
 // and one that was keeps its data: it is not told that they are lost.
 func TestPlanLayersThatTheContextLacks(t *testing.T) {
 	mount, block := state.Capability{Access: state.MountAccess, FSType: "ext4"}, state.Capability{Access: state.BlockAccess}
-	device := state.Device{State: state.DeviceAttached, Number: state.DeviceNumber{Major: 7}, Layers: "encryption=luks2"}
+	device := state.Device{State: state.DeviceAttached, Number: state.DeviceNumber{Major: 7}}
 	formatting, formatted, raw := device, device, device
 	formatting.Formatting, formatted.Formatted, raw.Raw = true, "ext4", true
 	blank, ext4 := state.Contents{Kind: state.ContentsBlank}, state.Contents{Kind: state.ContentsFilesystem, FSType: "ext4"}
@@ -167,18 +167,18 @@ func TestPlanLayersThatTheContextLacks(t *testing.T) {
 		words    string
 		step     reconciler.Action
 	}{
-		"blank":                        {mount, device, blank, false, "was created with encryption=luks2", ""},
-		"half formatted":               {mount, formatting, blank, false, "was created with encryption=luks2", ""},
-		"raw":                          {block, device, state.Contents{}, false, "was created with encryption=luks2", ""},
+		"blank":                        {mount, device, blank, false, "was created with the layer luks2", ""},
+		"half formatted":               {mount, formatting, blank, false, "was created with the layer luks2", ""},
+		"raw":                          {block, device, state.Contents{}, false, "was created with the layer luks2", ""},
 		"formatted":                    {mount, formatted, ext4, false, "", reconciler.Mount},
 		"was raw before":               {block, raw, state.Contents{}, false, "", reconciler.Bind},
-		"with the layer":               {mount, device, blank, true, "", reconciler.BeginFormat},
+		"with another layer":           {mount, device, blank, true, "was created with the layer luks2", ""},
 		"formatted without, and asked": {mount, formatted, ext4, true, "was formatted as ext4 before, without the layer L", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stage := &state.Stage{Path: "/k/stage", Capability: tt.as}
 			target := &state.Target{Path: "/k/pod", Capability: tt.as}
-			have := state.Actual{Device: tt.device, View: state.Device{State: state.DeviceAbsent}, Stage: state.Mountpoint{File: state.Directory, Empty: true}, Contents: tt.contents}
+			have := state.Actual{Device: tt.device, View: state.Device{State: state.DeviceAbsent}, Stage: state.Mountpoint{File: state.Directory, Empty: true}, Contents: tt.contents, Lacking: []string{"luks2"}}
 			if tt.layer {
 				have.Lower, have.Layer, have.Device = []state.Element{{Device: tt.device}}, "L", state.Device{State: state.DeviceAbsent, Unmade: true}
 				have.Beneath, have.Contents = have.Contents, state.Contents{}

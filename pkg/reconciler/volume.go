@@ -56,6 +56,7 @@ func (r *Reconciler) forget(id string) {
 		v.have = &state.Actual{}
 		r.index(id, v) // drops its device numbers
 		delete(r.volumes, id)
+		delete(r.adopting, id)
 		delete(r.awaited, id)
 		r.secrets.forget(id)
 	}

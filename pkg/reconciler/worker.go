@@ -32,7 +32,7 @@ type pass struct {
 	steps   int
 	claims  int                 // formats that found the device claimed
 	mounted map[state.Part]bool // by steps of this pass
-	again   map[Step]bool       // steps of this pass that have restored what was accepted
+	again   map[Step]uint64     // steps of this pass that have restored what was accepted, and the revision of its intent
 	done    doneSteps
 	logger  klog.Logger   // of the last step done, which has its trace
 	last    Step          // the last step that succeeded
@@ -196,7 +196,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	case step == p.last && revision(want, step.Part) == p.lastFor && reflect.DeepEqual(have, p.before):
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
 		return false
-	case p.again[step]:
+	case p.again[step] == revision(want, step.Part) && p.again[step] > 0:
 		p.fail(want, step.Part, state.Errorf(state.Unavailable, "volume %s: step %s has just restored what was lost, and it is lost again: something undoes it", p.id, step))
 		return false
 	case p.steps > maxSteps:
@@ -260,9 +260,9 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	}
 	if slices.Contains(stepsThatRestore, step.Action) && want.Intent(step.Part).Accepted {
 		if p.again == nil {
-			p.again = map[Step]bool{}
+			p.again = map[Step]uint64{}
 		}
-		p.again[step] = true
+		p.again[step] = intent
 	}
 	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(stepCtx)
 	p.last, p.lastFor, p.before = step, intent, observed

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -27,7 +26,7 @@ const (
 
 // widthFor is how wide a table may be where it is written: as the terminal, or tableWidth.
 func widthFor(out io.Writer) int {
-	if f, is := out.(*os.File); is {
+	if f, is := out.(interface{ Fd() uintptr }); is {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
 			return min(int(size.Col), tableWidth)
 		}

@@ -18,6 +18,7 @@ type Actual struct {
 	Layer    string    // that made Device; empty when the volume has no layers, and Device is the backend's
 	Lower    []Element // beneath Device, the backend's first; empty when the volume has no layers
 	Beneath  Contents  // of the element on which a layer is to be made
+	Lacking  []string  // layers that the volume was created with, and that its context does not ask for
 	Source   *Source   // of a volume that is mounted without a device; nil for one with a device
 	View     Device    // a read-only device over Device, for read-only block targets
 	Contents Contents
@@ -51,7 +52,7 @@ type Source struct {
 	FSType   string        // "nfs4": a type of the kernel; a bind mount is none
 	Source   string        // as the mount table tells it: "server:/export"
 	Options  []string      // of the mount, one option each, before those that are asked for
-	Deadline time.Duration // of one mount; 0: 30 s
+	Deadline time.Duration // of one mount; 0: 2 minutes
 }
 
 // Is reports whether m is a mount of the source.
@@ -191,7 +192,9 @@ type Device struct {
 	Noise     bool // bytes that were never written read as noise, so that a new one is not blank
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
-	Layers     string // likewise the keys of the volume context that ask for layers: "encryption=luks2"
+	// Layers are the keys of the volume context by which whoever created the volume asked for
+	// layers, as devices.LayersText writes them: "encryption=luks2".
+	Layers string
 
 	// Err, when set, is why the backend's facts (Missing, Capacity, Backing, CreatedFor,
 	// Layers and those about formatting) could not be read. State, and the facts about an

@@ -216,7 +216,7 @@ func (b *Backend) deactivate(ctx context.Context, group, lv string) error {
 	return removeDevices(d)
 }
 
-// removeDevices removes a device, and those of LVM's that it is made of and that nothing else
+// removeDevices removes a device, and those of its group that it is made of and that nothing else
 // has open, from the device mapper: the legs of a mirror, a thin pool.
 func removeDevices(d *mapper.Device) error {
 	dir, err := filepath.EvalSymlinks("/sys/dev/block/" + d.Number.String())
@@ -228,8 +228,9 @@ func removeDevices(d *mapper.Device) error {
 		return err
 	}
 	names := []string{d.Name}
+	group := d.UUID[:min(len(d.UUID), len(uuidPrefix)+32)] // which begins the UUID of each of its devices
 	for _, below := range all[1:] {
-		if name, uuid := mapper.Named(below); strings.HasPrefix(uuid, uuidPrefix) {
+		if name, uuid := mapper.Named(below); strings.HasPrefix(group, uuidPrefix) && strings.HasPrefix(uuid, group) {
 			names = append(names, name)
 		}
 	}

@@ -328,16 +328,18 @@ func (f *Facts) Forget(ctx context.Context, v devices.Volume, d state.Device) er
 	return nil
 }
 
-// forget removes a note, if it is about the volume.
+// forget removes a note, unless another volume has the device by now.
 func (f *Facts) forget(ctx context.Context, key string, v devices.Volume) error {
 	unlock, err := f.locks.Lock(ctx, key)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	var n fact
-	if found, err := f.dir.Read(key, &n); !found || err != nil || n.Volume != v.ID || n.Backend != v.Backend {
-		return err
+	if key != volumeKey(v) {
+		var n fact
+		if found, err := f.dir.Read(key, &n); !found || err != nil || n.Volume != v.ID || n.Backend != v.Backend {
+			return err
+		}
 	}
 	f.durable.Delete(key)
 	return f.dir.Remove(key)

@@ -180,10 +180,11 @@ func (p *Pool) eachFile(name string, look func(entry string, st unix.Stat_t)) er
 	fd := int(dir.Fd())
 	for _, entry := range entries {
 		var st unix.Stat_t
-		switch err := unix.Fstatat(fd, entry+"/"+dataFile, &st, 0); {
+		switch err := unix.Fstatat(fd, entry+"/"+dataFile, &st, unix.AT_SYMLINK_NOFOLLOW); {
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
 		case err != nil:
 			return fmt.Errorf("stat %s: %w", p.path(name, entry, dataFile), err)
+		case st.Mode&unix.S_IFMT != unix.S_IFREG: // it takes none of the room of volumes
 		default:
 			look(entry, st)
 		}

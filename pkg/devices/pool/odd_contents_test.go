@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -38,6 +39,15 @@ func TestOddContents(t *testing.T) {
 				f.Close()
 			}
 			return err
+		},
+		"data that is a link": func(dir string) error {
+			if err := os.Remove(dir + "/data"); err != nil {
+				return err
+			}
+			if err := os.WriteFile(dir+"/elsewhere", nil, 0o600); err != nil {
+				return err
+			}
+			return errors.Join(os.Truncate(dir+"/elsewhere", 1<<40), os.Symlink("elsewhere", dir+"/data"))
 		},
 		"a link to itself": func(dir string) error {
 			if err := os.RemoveAll(dir); err != nil {
@@ -134,6 +144,9 @@ func TestLinksAreNotFollowed(t *testing.T) {
 		}
 		require.NoError(t, os.Remove(filepath.Join(dir, name)))
 	}
+	moved(filepath.Join(dir, "volumes"), filepath.Join(elsewhere, "volumes")) // of which nothing is removed
+	_, err = Open(t.Context(), dir)
+	require.NoError(t, err)
 }
 
 // A count that is cut short counts nothing as nothing: neither is there room that is not, nor none

@@ -138,7 +138,7 @@ func (p *Pool) makeDirs() error {
 		case errors.Is(err, os.ErrNotExist):
 			err = os.Mkdir(p.path(name), 0o700)
 			made = true
-		case err == nil && !info.IsDir(): // of a link the sweep would empty what it leads to
+		case err == nil && !info.IsDir() && name != volumesDir: // of a link the sweep would empty what it leads to
 			err = fmt.Errorf("%s is no directory: move it away", p.path(name))
 		}
 		if err != nil {
