@@ -135,21 +135,16 @@ func (w ownName) Write(text []byte) (int, error) {
 // are those of the program. What ends in the engine's name is another program.
 func (o Options) inOwnName(text string) string {
 	for _, words := range []string{" volume ", " orphans"} {
-		var own strings.Builder
-		for {
-			before, after, found := strings.Cut(text, engine+words)
-			own.WriteString(before)
-			if !found {
-				break
+		parts := strings.Split(text, engine+words)
+		own := []string{parts[0]}
+		for i, part := range parts[1:] {
+			program := o.program()
+			if before := parts[i]; before != "" && strings.IndexByte(partOfName, before[len(before)-1]) >= 0 {
+				program = engine
 			}
-			if before == "" && own.Len() == 0 || !strings.ContainsRune(partOfName, rune(own.String()[own.Len()-1])) {
-				own.WriteString(o.program() + words)
-			} else {
-				own.WriteString(engine + words)
-			}
-			text = after
+			own = append(own, program, words, part)
 		}
-		text = own.String()
+		text = strings.Join(own, "")
 	}
 	return text
 }

@@ -135,8 +135,11 @@ func TestMessagesNameTheProgram(t *testing.T) {
 	if n, err := (ownAnswer{w, o}).Write([]byte(text)); err != nil || n != len(text) || w.Body.String() != want {
 		t.Errorf("the status socket says %q (%d bytes, %v)", w.Body, n, err)
 	}
-	if got := (Options{Name: "csi.acme.example", Program: "acme-csi-node"}).inOwnName("acme-csi-node volume"); got != "acme-csi-node volume" {
-		t.Errorf("what has the own name becomes %q", got)
+	long := Options{Name: "csi.acme.example", Program: "acme-csi-node"}
+	for _, text := range []string{"csi-node volume list, csi-node volume retry v", "acme-csi-node volume list, csi-node volume retry v"} {
+		if got := long.inOwnName(text); got != "acme-csi-node volume list, acme-csi-node volume retry v" {
+			t.Errorf("%q becomes %q", text, got)
+		}
 	}
 	root := Command(o)
 	var out bytes.Buffer
