@@ -22,8 +22,8 @@ type Volume struct {
 	// Backend is the name of the volume's backend in a Set; empty: not known.
 	Backend string
 	// Context is the volume context, without what Kubernetes adds to it, and Publish the
-	// publish context, as the CO gave them. Both are nil when only the id is known, such as after the loss of the
-	// store: Find and Detach must work with the id alone.
+	// publish context, as the CO gave them. Both are nil when only the id is known, such as
+	// after the loss of the store: Find and Detach must work with the id alone.
 	Context map[string]string
 	Publish map[string]string
 	// Secrets are those that callers have sent since the plugin started. They must not get

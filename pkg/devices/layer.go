@@ -125,6 +125,9 @@ func (s *Set) validateLayers(v Volume) error {
 
 // LayersText writes the keys of a volume context that ask for layers, as in a query of a URL.
 func LayersText(layers map[string]string) string {
+	if len(layers) == 0 {
+		return ""
+	}
 	text := make(url.Values, len(layers))
 	for key, value := range layers {
 		text.Set(key, value)

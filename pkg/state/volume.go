@@ -220,11 +220,16 @@ func (t *Target) SameAs(o *Target) bool {
 const KubernetesPrefix = "csi.storage.k8s.io/"
 
 // WithoutKubernetes returns a volume context without the keys that Kubernetes adds, some of
-// which are secret.
+// which are secret: the context itself if it has none.
 func WithoutKubernetes(context map[string]string) map[string]string {
-	own := maps.Clone(context)
-	maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, KubernetesPrefix) })
-	return own
+	for key := range context {
+		if strings.HasPrefix(key, KubernetesPrefix) {
+			own := maps.Clone(context)
+			maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, KubernetesPrefix) })
+			return own
+		}
+	}
+	return context
 }
 
 // Keys of the volume context with which kubelet names the pod, where the
