@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -107,6 +108,15 @@ func (c Config) validate() error {
 	}
 	if c.TracingPerMillion < 0 || c.TracingPerMillion > tracing.AllTraces {
 		return fmt.Errorf("--tracing-sampling-rate-per-million %d: must be 0 to %d", c.TracingPerMillion, tracing.AllTraces)
+	}
+	if c.HTTPEndpoint != "" {
+		_, port, err := net.SplitHostPort(c.HTTPEndpoint)
+		if err == nil {
+			_, err = net.LookupPort("tcp", port)
+		}
+		if err != nil {
+			return fmt.Errorf("--http-endpoint %q: must be an address with a port, such as 127.0.0.1:9810: %w", c.HTTPEndpoint, err)
+		}
 	}
 	endpoint, err := socketPath(c.Endpoint)
 	if err != nil {

@@ -72,7 +72,7 @@ func readSettings(stateDir string) (s settings, err error) {
 		return s, err
 	}
 	if err := json.Unmarshal(raw, &s); err != nil {
-		return s, fmt.Errorf("%s: %w", path, err)
+		return s, fmt.Errorf("%s is damaged, and is written anew when the plugin starts: %w", path, err)
 	}
 	if s.Flags == nil && s.PoolDir != "" {
 		s.Flags, s.LibDir = map[string]string{"pool-dir": s.PoolDir}, "/var/lib/csi-node"
