@@ -273,6 +273,22 @@ func TestDeviceLostDuringTheFirstLook(t *testing.T) {
 	})
 }
 
+// A record that ends between the first look at its volume and what that has shown is forgotten.
+func TestRecordEndsDuringTheFirstLook(t *testing.T) {
+	bubble(t, func(h *harness) {
+		r := h.p.r
+		r.mu.Lock()
+		r.volume("v").unseen = true
+		r.mu.Unlock()
+		r.begin("v", Step{Action: Look})
+		r.end("v")
+		r.mu.Lock()
+		r.forget("v")
+		r.mu.Unlock()
+		r.DeviceChanged(state.DeviceNumber{Major: 7}) // panics if the volume is still looked at
+	})
+}
+
 func (k *fakeKernel) isMounted(path string) (yes bool) {
 	k.with(func() { yes = len(k.mounts[path]) > 0 })
 	return yes
