@@ -114,13 +114,18 @@ func remainingMounts(device state.DeviceNumber, going map[string]bool) iter.Seq[
 // unmount in one of the peer groups takes it away: an unmount reaches what is
 // mounted on a member of the group, or on a slave of it (mount_namespaces(7)).
 func remainingMountIn(proc string, shows mountinfo.FilterFunc, groups map[string]bool) (string, bool, error) {
-	infos, err := mounttable.Of(proc, nil)
+	infos, err := mounttable.Of(proc, func(i *mountinfo.Info) (skip, stop bool) {
+		if other, _ := shows(i); other { // perhaps a parent; the paths in a pod's table can take gigabytes
+			*i = mountinfo.Info{ID: i.ID, Optional: strings.Clone(i.Optional)}
+		}
+		return false, false
+	})
 	if err != nil {
 		return "", false, err
 	}
 	parents := byID(infos)
 	for _, i := range infos {
-		if other, _ := shows(i); other {
+		if i.Mountpoint == "" { // it shows something else
 			continue
 		}
 		goes := false

@@ -98,7 +98,7 @@ func Openers(ctx context.Context, device state.DeviceNumber) string {
 	return strings.Join(found, ", ")
 }
 
-// InOtherNamespaces yields one process of each other mount namespace in which find
+// InOtherNamespaces yields one process of each mount table of another mount namespace in which find
 // finds a mount, as "pid 123 (bash) with a mount at /x in its own mount namespace", or may
 // have missed one, as "pid 123 (bash) with mounts that cannot be read". The error of find is
 // os.ErrProcessDone if the process has ended.
@@ -109,17 +109,17 @@ func InOtherNamespaces(find func(proc string) (at string, found bool, err error)
 			yield(fmt.Sprintf("mount namespaces that cannot be seen (%v)", err))
 			return
 		}
-		seen := map[string]bool{own: true}
+		seen := map[string]bool{}
 		for proc := range all() {
-			namespace, err := os.Readlink(proc + "/ns/mnt")
-			if err != nil || seen[namespace] {
+			namespace, table := tableOf(proc)
+			if namespace == "" || namespace == own || seen[table] {
 				continue
 			}
 			at, found, err := find(proc)
 			if errors.Is(err, os.ErrProcessDone) {
 				continue // another one tells
 			}
-			seen[namespace] = true
+			seen[table] = true
 			if err != nil && !yield(unreadable(proc)) {
 				return
 			}
@@ -163,19 +163,52 @@ func Collect(ctx context.Context, within time.Duration, key string, names iter.S
 	return slices.Clone(found), err == nil
 }
 
-// all yields the directories in /proc of all processes.
+// all yields the directories in /proc of all processes; of one whose first thread has ended, which
+// has nothing any more, those of its threads.
 func all() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		procs, err := filepath.Glob("/proc/[0-9]*")
+		for proc := range matching("/proc/[0-9]*") {
+			if _, err := os.Readlink(proc + "/ns/mnt"); !errors.Is(err, os.ErrNotExist) {
+				if !yield(proc) {
+					return
+				}
+				continue
+			}
+			for thread := range matching(proc + "/task/[0-9]*") {
+				if !yield(thread) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func matching(pattern string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			return // only a malformed pattern has an error
 		}
-		for _, proc := range procs {
-			if !yield(proc) {
+		for _, path := range paths {
+			if !yield(path) {
 				return
 			}
 		}
 	}
+}
+
+// tableOf names the mount namespace of a process, and its mount table: that has only what is below
+// the root directory of the process. Empty: it has ended.
+func tableOf(proc string) (namespace, table string) {
+	namespace, err := os.Readlink(proc + "/ns/mnt")
+	if err != nil {
+		return "", ""
+	}
+	root, err := statx(proc + "/root")
+	if err != nil { // nobody else's, then
+		return namespace, proc
+	}
+	return namespace, fmt.Sprint(namespace, root.Mnt_id, root.Dev_major, root.Dev_minor, root.Ino)
 }
 
 // files tells how to recognise the files of a block device in one mount namespace: by the
@@ -187,25 +220,24 @@ type files struct {
 	mounts []Mount
 }
 
-// in returns the files in the mount namespace of a process; seen has those
-// of the namespaces met before. Mounts that cannot be read are left out, with an error for
-// the first process of the namespace, unless it has ended.
+// in returns the files by the mount table of a process; seen has those
+// of the tables met before. Mounts that cannot be read are left out, with an error for
+// the first process of the table, unless it has ended.
 func (f files) in(proc string, mountsOf MountsOf, seen map[string]files) (files, error) {
-	namespace, err := os.Readlink(proc + "/ns/mnt")
-	if err != nil {
+	_, table := tableOf(proc)
+	if table == "" {
 		return f, nil
 	}
-	there, known := seen[namespace]
-	if known {
+	if there, known := seen[table]; known {
 		return there, nil
 	}
-	there = f
-	there.mounts, err = mountsOf(proc)
+	mounts, err := mountsOf(proc)
 	if errors.Is(err, os.ErrProcessDone) { // another one tells
 		return f, nil
 	}
-	seen[namespace] = there
-	return there, err
+	f.mounts = mounts
+	seen[table] = f
+	return f, err
 }
 
 // usedBy reports whether a process uses one of the files.
@@ -264,12 +296,17 @@ func (f files) mappedIn(proc string) bool {
 			numbers[hex(m.Anonymous)] = true
 		}
 	}
-	for lines := bufio.NewScanner(memory); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) > 3 && numbers[fields[3]] {
+	lines := bufio.NewReader(memory)
+	for begins := true; ; { // a path may be of any length
+		part, more, err := lines.ReadLine()
+		if err != nil {
+			return false
+		}
+		if fields := strings.Fields(string(part)); begins && len(fields) > 3 && numbers[fields[3]] {
 			return true
 		}
+		begins = !more
 	}
-	return false
 }
 
 // loopsOver yields the loop devices whose backing is one of the files.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -112,6 +113,119 @@ func TestNamespaceOfAProcessThatEnds(t *testing.T) {
 		return
 	}
 	t.Errorf("the namespace was asked %d times", asked)
+}
+
+// A process in a chroot sees a part of its mount namespace: another one's table is looked at, too.
+func TestProcessInAChroot(t *testing.T) {
+	root := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c",
+		`mount --bind / "$1" && { sleep 1000 & echo $!; exec chroot "$1" sleep 1000; }`, "sh", root)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var child int
+	_, err = fmt.Fscan(out, &child)
+	require.NoError(t, err)
+	defer func() {
+		_, _ = unix.Kill(child, unix.SIGKILL), cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	inChroot := fmt.Sprint("/proc/", cmd.Process.Pid)
+	for where := ""; where != root; {
+		where, err = os.Readlink(inChroot + "/root")
+		require.NoError(t, err)
+	}
+	for range InOtherNamespaces(func(proc string) (string, bool, error) { return "/found", proc == fmt.Sprint("/proc/", child), nil }) {
+		return
+	}
+	t.Error("the process that is in no chroot was not asked")
+}
+
+// endsFirstThread names a file that this program then has open, in all its threads but the first,
+// which has ended.
+const endsFirstThread = "TEST_ENDS_FIRST_THREAD"
+
+func init() {
+	path := os.Getenv(endsFirstThread)
+	if path == "" {
+		return
+	}
+	runtime.LockOSThread() // to the first thread, while the program starts
+	opened := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		_, err := unix.Open(path, unix.O_RDONLY, 0)
+		opened <- err
+		fmt.Println("ready")
+		time.Sleep(time.Minute)
+		os.Exit(0)
+	}()
+	if err := <-opened; err != nil {
+		panic(err)
+	}
+	_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+}
+
+// A process whose first thread has ended has its files in the others.
+func TestFirstThreadHasEnded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "open")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), endsFirstThread+"="+path)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+	_, err = fmt.Fscanln(out, new(string))
+	require.NoError(t, err)
+	proc := fmt.Sprint("/proc/", cmd.Process.Pid)
+	for err == nil { // until it has ended
+		_, err = os.Readlink(proc + "/ns/mnt")
+	}
+	if !slices.ContainsFunc(slices.Collect(all()), func(of string) bool {
+		fds, _ := filepath.Glob(of + "/fd/*")
+		return strings.HasPrefix(of, proc+"/") && slices.ContainsFunc(fds, func(fd string) bool {
+			at, _ := os.Readlink(fd)
+			return at == path
+		})
+	}) {
+		t.Error("its files are not found")
+	}
+}
+
+// A mapping whose path is of any length does not hide those after it.
+func TestMappingOfALongPath(t *testing.T) {
+	dir, deep := t.TempDir(), t.TempDir()
+	require.NoError(t, unix.Mount("test", dir, "tmpfs", 0, ""))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	fd, err := unix.Open(deep, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	for range 300 {
+		name := strings.Repeat("d", 250)
+		require.NoError(t, unix.Mkdirat(fd, name, 0o700))
+		next, err := unix.Openat(fd, name, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		require.NoError(t, errors.Join(err, unix.Close(fd)))
+		fd = next
+	}
+	mapped := func(dir int, name string) {
+		f, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+		require.NoError(t, err)
+		require.NoError(t, unix.Ftruncate(f, 4096))
+		memory, err := unix.Mmap(f, 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
+		require.NoError(t, errors.Join(err, unix.Close(f)))
+		t.Cleanup(func() { require.NoError(t, unix.Munmap(memory)) })
+	}
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(dir, &st))
+	of := files{device: state.DeviceNumber{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev)}}
+	mapped(unix.AT_FDCWD, dir+"/f")
+	for range 4 { // of which one comes before it
+		mapped(fd, "f")
+	}
+	require.NoError(t, unix.Close(fd))
+	if !of.mappedIn("/proc/self") {
+		t.Error("it is not found")
+	}
 }
 
 // A namespace whose mounts cannot be read may have any.

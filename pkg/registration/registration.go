@@ -150,6 +150,9 @@ func (r *Registrar) serve(ctx context.Context) error {
 
 // awaitLoss blocks until the socket is removed or replaced, or ctx ends.
 func (r *Registrar) awaitLoss(ctx context.Context, watcher *fsnotify.Watcher, listener *placed) error {
+	if err := watcher.Add(r.cfg.Dir); err != nil && listener.inPlace() { // again: it may have been replaced before the socket was made
+		return fmt.Errorf("watch %s: %w", r.cfg.Dir, err)
+	}
 	for listener.inPlace() {
 		select {
 		case <-ctx.Done():

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -211,5 +212,26 @@ func TestRegistrationDirectoryWhoseSourceIsGone(t *testing.T) {
 		if time.Now().After(until) {
 			t.Fatalf("the status is %+v", r.Status())
 		}
+	}
+}
+
+// The directory is replaced after the watch of it has begun, and before the socket is made in it.
+func TestRegistrationDirectoryIsReplacedMeanwhile(t *testing.T) {
+	dir := directory(t)
+	require.NoError(t, os.MkdirAll(dir, 0o750))
+	watcher, err := fsnotify.NewWatcher()
+	require.NoError(t, err)
+	defer watcher.Close()
+	require.NoError(t, errors.Join(watcher.Add(filepath.Dir(dir)), watcher.Add(dir), os.Remove(dir), os.Mkdir(dir, 0o750)))
+	r := New(Config{Dir: dir, DriverName: "csi.test"})
+	listener, err := r.listen()
+	require.NoError(t, err)
+	defer listener.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	removed := time.AfterFunc(100*time.Millisecond, func() { _ = os.Remove(listener.path) })
+	defer removed.Stop()
+	if err := r.awaitLoss(ctx, watcher, listener); err != nil || ctx.Err() != nil {
+		t.Errorf("the loss of the socket is not noticed (%v)", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -193,9 +194,16 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns what was kept as one line.
+// String returns what was kept as one line, with nothing in it that a terminal obeys: e2fsck prints
+// the label of a disk.
 func (t *tail) String() string {
-	lines := strings.FieldsFunc(strings.ToValidUTF8(string(t.kept), "?"), func(r rune) bool { return r == '\n' || r == '\r' })
+	plain := strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) && !strings.ContainsRune("\n\r\t", r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(string(t.kept), "?"))
+	lines := strings.FieldsFunc(plain, func(r rune) bool { return r == '\n' || r == '\r' })
 	for i := range lines {
 		lines[i] = strings.TrimSpace(lines[i])
 	}
