@@ -2,7 +2,6 @@ package devices
 
 import (
 	"context"
-	"net/url"
 	"slices"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -123,31 +122,33 @@ func (s *Set) validateLayers(v Volume) error {
 	return nil
 }
 
-// LayersText writes the keys of a volume context that ask for layers, as in a query of a URL.
-func LayersText(layers map[string]string) string {
-	if len(layers) == 0 {
-		return ""
+// keepsLayers returns FailedPrecondition for a volume that its backend has made with a layer for
+// which its context does not ask: what is written to it would lack that, such as encryption.
+func (s *Set) keepsLayers(ctx context.Context, v Volume) error {
+	if len(s.layers) == 0 {
+		return nil
 	}
-	text := make(url.Values, len(layers))
-	for key, value := range layers {
-		text.Set(key, value)
+	name, b, err := s.named(ctx, v)
+	if err != nil {
+		return err
 	}
-	return text.Encode()
-}
-
-// parseLayers reads a LayersText.
-func parseLayers(text string) (layers map[string]string) {
-	values, _ := url.ParseQuery(text) // what it cannot read asks for nothing
-	layers = make(map[string]string, len(values))
-	for key := range values {
-		layers[key] = values.Get(key)
+	p, makes := b.(Provisioner)
+	if !makes {
+		return nil
 	}
-	return layers
-}
-
-// CreatedWith reports whether whoever created the volume of a device asked for a layer.
-func CreatedWith(l Layer, d state.Device) bool {
-	return d.Layers != "" && l.Wanted(Volume{Context: parseLayers(d.Layers)})
+	have, err := p.GetVolume(ctx, Volume{ID: v.ID, Backend: name})
+	switch {
+	case err != nil && state.ClassOf(err) == state.NotFound: // it is none that the backend has made
+		return nil
+	case err != nil:
+		return err
+	}
+	for _, l := range s.layers {
+		if key := l.ContextKey(); l.Wanted(Volume{Context: have.Context}) && !l.Wanted(v) {
+			return state.Errorf(state.FailedPrecondition, "volume %s: it was created with %s=%s, and is not asked for so: replace the PersistentVolume, with the reclaim policy Retain, by one that has this among its volumeAttributes, as csi-node volume manifest %s prints it", v.ID, key, have.Context[key], v.ID)
+		}
+	}
+	return nil
 }
 
 // Overhead returns how many bytes of a volume with that context its layers take.

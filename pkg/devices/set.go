@@ -129,6 +129,9 @@ func (s *Set) Grow(ctx context.Context, v Volume, bytes int64) error {
 // is written to it, and returns the UUID of the trial; "" for a Formatter, whose volumes
 // need no trial.
 func (s *Set) TryFormat(ctx context.Context, v Volume) (uuid string, err error) {
+	if err := s.keepsLayers(ctx, v); err != nil {
+		return "", err
+	}
 	facts, v, d, err := s.noted(ctx, v)
 	if facts == nil || err != nil {
 		return "", err
@@ -136,8 +139,12 @@ func (s *Set) TryFormat(ctx context.Context, v Volume) (uuid string, err error) 
 	return facts.TryFormat(ctx, v, d)
 }
 
-// BeginFormat is Formatter's.
+// BeginFormat is Formatter's. As EndFormat and BeginRaw it refuses a volume that would lack a layer
+// with which it was made.
 func (s *Set) BeginFormat(ctx context.Context, v Volume) error {
+	if err := s.keepsLayers(ctx, v); err != nil {
+		return err
+	}
 	if facts, v, d, err := s.noted(ctx, v); err != nil {
 		return err
 	} else if facts != nil {
@@ -152,6 +159,9 @@ func (s *Set) BeginFormat(ctx context.Context, v Volume) error {
 
 // EndFormat is Formatter's.
 func (s *Set) EndFormat(ctx context.Context, v Volume, fsType string) error {
+	if err := s.keepsLayers(ctx, v); err != nil { // an earlier stage has begun it, with the layer
+		return err
+	}
 	if facts, v, d, err := s.noted(ctx, v); err != nil {
 		return err
 	} else if facts != nil {
@@ -177,6 +187,9 @@ func (s *Set) AbandonFormat(ctx context.Context, v Volume) error {
 
 // BeginRaw is Formatter's.
 func (s *Set) BeginRaw(ctx context.Context, v Volume) error {
+	if err := s.keepsLayers(ctx, v); err != nil {
+		return err
+	}
 	if facts, v, d, err := s.noted(ctx, v); err != nil {
 		return err
 	} else if facts != nil {

@@ -337,9 +337,6 @@ func (r *Reconciler) lookAtStack(ctx context.Context, want *state.Volume, have *
 	for _, l := range r.kernel.Layers {
 		wanted := l.Wanted(v)
 		if !wanted && contextKnown(want.Stage) {
-			if devices.CreatedWith(l, source) {
-				have.Lacking = append(have.Lacking, l.Name())
-			}
 			continue
 		}
 		d, err := l.Find(ctx, have.Device, v)

@@ -92,8 +92,6 @@ func (p *planner) create(s *state.Stage, i int) Verdict {
 		return unseen(c.Err)
 	case c.Kind == state.ContentsUnread:
 		return unseen(errUnseen)
-	case p.lacksLayers():
-		return p.withoutLayers()
 	case i == 1 && lower.Formatted != "" && lower.Formatted != name:
 		return stuck(state.FailedPrecondition, "the volume was formatted as %s before, without the layer %s, and does not get it by its attributes: leave that out of the volume context (volumeAttributes of the PersistentVolume) to have its data as it is", lower.Formatted, name)
 	case s.UUID != "" || i == 1 && lower.Formatted != "":

@@ -351,8 +351,6 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		return stuck(state.FailedPrecondition, "the volume was staged with the file system %s, and is blank or to be formatted now: its data is lost, and it is not formatted again. Restore its backing%s from a backup; or, to have it formatted, unpublish and unstage the volume and stage it again", s.UUID, backing(d))
 	case d.Raw && (d.Formatting || maybeBlank(c)):
 		return stuck(state.FailedPrecondition, "the volume was published as a raw block device before, so it is not formatted, whatever it holds. Its backing%s is left as it is; to have it formatted, %s", backing(d), p.clearing())
-	case (d.Formatting || maybeBlank(c)) && p.lacksLayers():
-		return p.withoutLayers()
 	case d.Formatting:
 		return p.finishFormat(s)
 	case d.Proved && !maybeBlank(c):
@@ -391,17 +389,6 @@ func (p *planner) contents(s *state.Stage) Verdict {
 		return p.do(BeginFormat, state.StagePart())
 	}
 	return stuck(state.FailedPrecondition, "the volume is neither blank nor a file system that this node can mount: found %s. Its backing%s is left as it is; to destroy what is there deliberately, %s", c.Found, backing(d), p.clearing())
-}
-
-// lacksLayers reports whether a volume of which nobody has had anything was created with layers
-// that this stage does not ask for: what is written would be in the clear.
-func (p *planner) lacksLayers() bool {
-	source := p.stack[0].Device
-	return len(p.have.Lacking) > 0 && source.Formatted == "" && !source.Raw
-}
-
-func (p *planner) withoutLayers() Verdict {
-	return stuck(state.FailedPrecondition, "the volume was created with the layer %s, and its volume context does not ask for it: it needs a PersistentVolume whose volumeAttributes do", strings.Join(p.have.Lacking, ", "))
 }
 
 // finishFormat plans the format of a device that bears the formatting mark: it was

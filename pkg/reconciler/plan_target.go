@@ -137,9 +137,6 @@ func (p *planner) bind(t *state.Target, want state.FileType) Verdict {
 	case m.File != state.NoFile && !m.Empty:
 		return stuck(state.FailedPrecondition, "the target %s holds data that the volume would hide: move it away", t.Path)
 	}
-	if p.writesUnmarked(t) && p.lacksLayers() {
-		return p.withoutLayers()
-	}
 	if p.writesUnmarked(t) {
 		return p.do(MarkRaw, state.TargetPart(t.Path)) // before anybody can write
 	}

@@ -18,7 +18,6 @@ type Actual struct {
 	Layer    string    // that made Device; empty when the volume has no layers, and Device is the backend's
 	Lower    []Element // beneath Device, the backend's first; empty when the volume has no layers
 	Beneath  Contents  // of the element on which a layer is to be made
-	Lacking  []string  // layers that the volume was created with, and that its context does not ask for
 	Source   *Source   // of a volume that is mounted without a device; nil for one with a device
 	View     Device    // a read-only device over Device, for read-only block targets
 	Contents Contents
@@ -192,12 +191,9 @@ type Device struct {
 	Noise     bool // bytes that were never written read as noise, so that a new one is not blank
 
 	CreatedFor string // the fs type that whoever created the volume asked for; may be empty
-	// Layers are the keys of the volume context by which whoever created the volume asked for
-	// layers, as devices.LayersText writes them: "encryption=luks2".
-	Layers string
 
-	// Err, when set, is why the backend's facts (Missing, Capacity, Backing, CreatedFor,
-	// Layers and those about formatting) could not be read. State, and the facts about an
+	// Err, when set, is why the backend's facts (Missing, Capacity, Backing, CreatedFor
+	// and those about formatting) could not be read. State, and the facts about an
 	// attached device, are valid nevertheless: they suffice to take it down.
 	Err error
 }

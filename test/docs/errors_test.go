@@ -153,7 +153,7 @@ func events(t *testing.T) (all []string) {
 
 var (
 	answerText  = regexp.MustCompile("rpc error: code = [^`]*")
-	volumeNamed = regexp.MustCompile(`(desc = volume |/volumes/|/csi-node.local/|clear-device )[a-z]+`)
+	volumeNamed = regexp.MustCompile(`(desc = volume |/volumes/|/csi-node.local/|clear-device |manifest )[a-z]+`)
 	loopNumber  = regexp.MustCompile(`/dev/loop[0-9]+`)
 	poolSize    = regexp.MustCompile(`(/pool) \([0-9.]+[KMGTP]i\)`)
 )
@@ -185,6 +185,8 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 	for _, volume := range []*harness.Volume{v, raw, foreignData, blank} {
 		require.NoError(t, volume.Create(t.Context(), 32*mib, "thin"))
 	}
+	sealed := harness.NewVolume(t, p, "sealed", ext4)
+	require.NoError(t, create("sealed", 32*mib, ext4, map[string]string{"provisioning": "thin", luks.EncryptionKey: luks.LUKS2}))
 	data, err := os.OpenFile(foreignData.Data(), os.O_WRONLY, 0)
 	require.NoError(t, err)
 	_, err = data.WriteString("somebody's")
@@ -225,6 +227,7 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 		"a wrong volumeHandle": {"no such volume on this node, or its data is gone", harness.NewVolume(t, p, "nowhere", ext4).Stage(t.Context())},
 		"data on the volume":   {"the volume is neither blank nor a file system that this node can mount", foreignData.Stage(t.Context())},
 		"raw before":           {"the volume was published as a raw block device before", raw.Stage(t.Context())},
+		"without its layer":    {"it was created with …, and is not asked for so", sealed.Stage(t.Context())},
 		"blank and read-only":  {"the volume is blank and read-only access was asked for", blank.Stage(t.Context())},
 		"no CAP_SYS_ADMIN":     {"needs CAP_SYS_ADMIN", stageAt(t, unprivileged, map[string]string{"provisioning": "thin"})},
 		"no dm_crypt":          {"this node's kernel cannot encrypt devices", stageAt(t, plain, map[string]string{luks.EncryptionKey: luks.LUKS2})},
@@ -258,7 +261,7 @@ func TestErrorsThatUsersMeet(t *testing.T) {
 		}
 	}
 	require.NoError(t, v.Unstage(t.Context()))
-	for _, volume := range []*harness.Volume{v, raw, foreignData, blank} {
+	for _, volume := range []*harness.Volume{v, raw, foreignData, blank, sealed} {
 		require.NoError(t, volume.Delete(t.Context()))
 	}
 }

@@ -70,7 +70,6 @@ func (p place) tell(d *state.Device) {
 	d.Size, d.Capacity, d.Unit = p.volume.bytes, p.volume.bytes, p.volume.layout.unit(p.report.extent)
 	d.Backing = p.path()
 	d.Formatting, d.Formatted, d.Raw, d.CreatedFor = t.formatting, t.formatted, t.raw, t.fsType
-	d.Layers = devices.LayersText(t.layers)
 	d.Fresh = t.fresh && !t.formatting && !t.raw && t.formatted == ""
 }
 

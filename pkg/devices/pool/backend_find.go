@@ -122,7 +122,7 @@ func (b *Backend) inspectCached(volume string) (k found, ok bool) {
 // newFound puts together what the metadata and the data file of a volume say.
 func newFound(v Volume, path string, data *loop.File, fresh bool) found {
 	k := found{
-		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Raw: v.Raw, Fresh: fresh, CreatedFor: v.FSType, Layers: devices.LayersText(v.Layers), Missing: data == nil},
+		facts:  state.Device{Capacity: v.Bytes, Backing: path, Formatting: v.Formatting, Formatted: v.Formatted, Raw: v.Raw, Fresh: fresh, CreatedFor: v.FSType, Missing: data == nil},
 		data:   data,
 		sector: int(v.sector()),
 		thick:  v.Provisioning == Thick,

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -288,20 +287,6 @@ func TestEraseKeepsTheProvisioning(t *testing.T) {
 				t.Error("the file holds more than zeros")
 			}
 		})
-	}
-}
-
-// What a volume was created with is told, so that it is not written in the clear.
-func TestLayersOfAClassAreTold(t *testing.T) {
-	b, _ := setup(t, pool.Thin)
-	_, err := b.Backend.CreateVolume(t.Context(), devices.CreateRequest{
-		Name: "sealed", Size: devices.SizeRange{Required: devicestest.Size}, Use: devices.Use{FSType: "ext4"}, Layers: map[string]string{"encryption": "luks2"},
-	})
-	require.NoError(t, err)
-	for _, b := range []*backend{b, newBackend(t, b.Pool())} {
-		if d := want(t, b, "sealed", state.DeviceAbsent); d.Layers != "encryption=luks2" {
-			t.Errorf("told is %+v", d)
-		}
 	}
 }
 
