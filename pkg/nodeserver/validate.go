@@ -59,6 +59,8 @@ type volumeRequest interface {
 	GetSecrets() map[string]string
 }
 
+// volumeOf returns what a request says about the volume. An inline one is of the backend that makes
+// those.
 func (s *Server) volumeOf(req volumeRequest) devices.Volume {
 	v := devices.Volume{ID: req.GetVolumeId(), Context: req.GetVolumeContext(), Publish: req.GetPublishContext(), Secrets: req.GetSecrets()}
 	if s.Inline != nil && v.Context[ephemeralKey] == "true" {

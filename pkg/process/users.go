@@ -62,8 +62,8 @@ func Holders(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
 func users(of files, mountsOf MountsOf) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		seen := map[string]files{}
-		for proc := range all() {
-			there, err := of.in(proc, mountsOf, seen)
+		for proc, namespace := range all() {
+			there, err := of.in(proc, namespace, mountsOf, seen)
 			if err != nil && !yield(unreadable(proc)) {
 				return
 			}
@@ -71,7 +71,8 @@ func users(of files, mountsOf MountsOf) iter.Seq[string] {
 				return
 			}
 		}
-		own, _ := of.in("/proc/self", mountsOf, seen) // one of those above told of an error
+		namespace, _ := os.Readlink("/proc/self/ns/mnt")
+		own, _ := of.in("/proc/self", namespace, mountsOf, seen) // one of those above told of an error
 		for name := range loopsOver(own) {
 			if !yield(name) {
 				return
@@ -110,9 +111,12 @@ func InOtherNamespaces(find func(proc string) (at string, found bool, err error)
 			return
 		}
 		seen := map[string]bool{}
-		for proc := range all() {
-			namespace, table := tableOf(proc)
-			if namespace == "" || namespace == own || seen[table] {
+		for proc, namespace := range all() {
+			if namespace == "" || namespace == own {
+				continue
+			}
+			table := tableOf(proc, namespace)
+			if seen[table] {
 				continue
 			}
 			at, found, err := find(proc)
@@ -163,19 +167,22 @@ func Collect(ctx context.Context, within time.Duration, key string, names iter.S
 	return slices.Clone(found), err == nil
 }
 
-// all yields the directories in /proc of all processes; of one whose first thread has ended, which
-// has nothing any more, those of its threads.
-func all() iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for proc := range matching("/proc/[0-9]*") {
-			if _, err := os.Readlink(proc + "/ns/mnt"); !errors.Is(err, os.ErrNotExist) {
-				if !yield(proc) {
+// all yields the directories in /proc of all processes, with their mount namespaces; empty: it cannot
+// be seen. Of a process whose first thread has ended, which has nothing any more, it yields those of
+// its threads.
+func all() iter.Seq2[string, string] {
+	return func(yield func(proc, namespace string) bool) {
+		for _, proc := range matching("/proc/[0-9]*") {
+			namespace, err := os.Readlink(proc + "/ns/mnt")
+			if !errors.Is(err, os.ErrNotExist) {
+				if !yield(proc, namespace) {
 					return
 				}
 				continue
 			}
-			for thread := range matching(proc + "/task/[0-9]*") {
-				if !yield(thread) {
+			for _, thread := range matching(proc + "/task/[0-9]*") {
+				namespace, _ := os.Readlink(thread + "/ns/mnt")
+				if !yield(thread, namespace) {
 					return
 				}
 			}
@@ -183,32 +190,19 @@ func all() iter.Seq[string] {
 	}
 }
 
-func matching(pattern string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			return // only a malformed pattern has an error
-		}
-		for _, path := range paths {
-			if !yield(path) {
-				return
-			}
-		}
-	}
+func matching(pattern string) []string {
+	paths, _ := filepath.Glob(pattern) // only a malformed pattern has an error
+	return paths
 }
 
-// tableOf names the mount namespace of a process, and its mount table: that has only what is below
-// the root directory of the process. Empty: it has ended.
-func tableOf(proc string) (namespace, table string) {
-	namespace, err := os.Readlink(proc + "/ns/mnt")
-	if err != nil {
-		return "", ""
-	}
+// tableOf tells apart the mount tables that processes of a namespace see: those have only what is
+// below the root directory of the process.
+func tableOf(proc, namespace string) string {
 	root, err := statx(proc + "/root")
-	if err != nil { // nobody else's, then
-		return namespace, proc
+	if err != nil { // it is nobody else's, then
+		return proc
 	}
-	return namespace, fmt.Sprint(namespace, root.Mnt_id, root.Dev_major, root.Dev_minor, root.Ino)
+	return fmt.Sprint(namespace, " ", root.Mnt_id, " ", root.Dev_major, ":", root.Dev_minor, " ", root.Ino)
 }
 
 // files tells how to recognise the files of a block device in one mount namespace: by the
@@ -223,11 +217,11 @@ type files struct {
 // in returns the files by the mount table of a process; seen has those
 // of the tables met before. Mounts that cannot be read are left out, with an error for
 // the first process of the table, unless it has ended.
-func (f files) in(proc string, mountsOf MountsOf, seen map[string]files) (files, error) {
-	_, table := tableOf(proc)
-	if table == "" {
+func (f files) in(proc, namespace string, mountsOf MountsOf, seen map[string]files) (files, error) {
+	if namespace == "" {
 		return f, nil
 	}
+	table := tableOf(proc, namespace)
 	if there, known := seen[table]; known {
 		return there, nil
 	}

@@ -21,6 +21,19 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
+// ready starts a program, reads the first word that it prints, and returns its directory in /proc.
+// It is killed at the end of the test.
+func ready(t *testing.T, cmd *exec.Cmd, word any) (proc string) {
+	t.Helper()
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	_, err = fmt.Fscan(out, word)
+	require.NoError(t, err)
+	return fmt.Sprint("/proc/", cmd.Process.Pid)
+}
+
 // A search that hangs is left behind, with what it has found.
 func TestCollectLeavesASearchThatHangs(t *testing.T) {
 	release := make(chan struct{})
@@ -81,17 +94,10 @@ func TestNamesThatAPodChose(t *testing.T) {
 // A namespace whose first process has ended when it is asked is looked at by another one's.
 func TestNamespaceOfAProcessThatEnds(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", "sleep 1000 & echo $!; exec sleep 1000")
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
 	var child int
-	_, err = fmt.Fscan(out, &child)
-	require.NoError(t, err)
-	both := []string{fmt.Sprint("/proc/", cmd.Process.Pid), fmt.Sprint("/proc/", child)}
-	defer func() {
-		_, _ = unix.Kill(child, unix.SIGKILL), cmd.Process.Kill()
-		_ = cmd.Wait()
-	}()
+	first := ready(t, cmd, &child)
+	both := []string{first, fmt.Sprint("/proc/", child)}
+	defer func() { _ = unix.Kill(child, unix.SIGKILL) }()
 	asked := 0
 	for range InOtherNamespaces(func(proc string) (string, bool, error) {
 		if !slices.Contains(both, proc) {
@@ -120,18 +126,11 @@ func TestProcessInAChroot(t *testing.T) {
 	root := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`mount --bind / "$1" && { sleep 1000 & echo $!; exec chroot "$1" sleep 1000; }`, "sh", root)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
 	var child int
-	_, err = fmt.Fscan(out, &child)
-	require.NoError(t, err)
-	defer func() {
-		_, _ = unix.Kill(child, unix.SIGKILL), cmd.Process.Kill()
-		_ = cmd.Wait()
-	}()
-	inChroot := fmt.Sprint("/proc/", cmd.Process.Pid)
+	inChroot := ready(t, cmd, &child)
+	defer func() { _ = unix.Kill(child, unix.SIGKILL) }()
 	for where := ""; where != root; {
+		var err error
 		where, err = os.Readlink(inChroot + "/root")
 		require.NoError(t, err)
 	}
@@ -172,25 +171,20 @@ func TestFirstThreadHasEnded(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), endsFirstThread+"="+path)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
-	_, err = fmt.Fscanln(out, new(string))
-	require.NoError(t, err)
-	proc := fmt.Sprint("/proc/", cmd.Process.Pid)
-	for err == nil { // until it has ended
+	proc := ready(t, cmd, new(string))
+	for err := error(nil); err == nil; { // until it has ended
 		_, err = os.Readlink(proc + "/ns/mnt")
 	}
-	if !slices.ContainsFunc(slices.Collect(all()), func(of string) bool {
+	for of := range all() {
 		fds, _ := filepath.Glob(of + "/fd/*")
-		return strings.HasPrefix(of, proc+"/") && slices.ContainsFunc(fds, func(fd string) bool {
+		if strings.HasPrefix(of, proc+"/") && slices.ContainsFunc(fds, func(fd string) bool {
 			at, _ := os.Readlink(fd)
 			return at == path
-		})
-	}) {
-		t.Error("its files are not found")
+		}) {
+			return
+		}
 	}
+	t.Error("its files are not found")
 }
 
 // A mapping whose path is of any length does not hide those after it.
@@ -231,13 +225,7 @@ func TestMappingOfALongPath(t *testing.T) {
 // A namespace whose mounts cannot be read may have any.
 func TestMountsThatCannotBeRead(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", "echo ready; exec sleep 1000")
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
-	_, err = fmt.Fscanln(out, new(string))
-	require.NoError(t, err)
-	proc := fmt.Sprint("/proc/", cmd.Process.Pid)
+	proc := ready(t, cmd, new(string))
 	for title, names := range map[string]iter.Seq[string]{
 		"mounts": InOtherNamespaces(func(of string) (string, bool, error) {
 			if of == proc {

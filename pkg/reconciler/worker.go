@@ -32,7 +32,7 @@ type pass struct {
 	steps   int
 	claims  int                 // formats that found the device claimed
 	mounted map[state.Part]bool // by steps of this pass
-	again   map[Step]uint64     // steps of this pass that have restored what was accepted, and the revision of its intent
+	repairs map[restored]bool   // made in this pass
 	done    doneSteps
 	logger  klog.Logger   // of the last step done, which has its trace
 	last    Step          // the last step that succeeded
@@ -40,6 +40,12 @@ type pass struct {
 	before  *state.Actual // what was observed before it
 	seen    *earlier      // what may be taken over from before the last step; nil: nothing
 	trace   *passTrace    // nil: nothing is traced
+}
+
+// restored is a step that has restored what was accepted, and the revision of its intent.
+type restored struct {
+	step   Step
+	intent uint64
 }
 
 // failure is a failed step and the intent that it was made for.
@@ -143,7 +149,7 @@ func (p *pass) join(waiters []*waiter) {
 	for _, w := range waiters {
 		if !slices.Contains(p.waiters, w) {
 			maps.DeleteFunc(p.failed, func(part state.Part, _ failure) bool { return w.needs(part) })
-			p.seen, p.again = nil, nil
+			p.seen, p.repairs = nil, nil
 		}
 	}
 	p.waiters = waiters
@@ -196,8 +202,8 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	case step == p.last && revision(want, step.Part) == p.lastFor && reflect.DeepEqual(have, p.before):
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
 		return false
-	case p.again[step] == revision(want, step.Part) && p.again[step] > 0:
-		p.fail(want, step.Part, state.Errorf(state.Unavailable, "volume %s: step %s has just restored what was lost, and it is lost again: something undoes it", p.id, step))
+	case p.repairs[restored{step, revision(want, step.Part)}]:
+		p.fail(want, step.Part, state.Errorf(state.Unavailable, "volume %s: step %s has just restored what was lost, and it is lost again: something on the node undoes it, and has to be stopped", p.id, step))
 		return false
 	case p.steps > maxSteps:
 		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
@@ -258,11 +264,11 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 		}
 		p.mounted[step.Part] = true
 	}
-	if slices.Contains(stepsThatRestore, step.Action) && want.Intent(step.Part).Accepted {
-		if p.again == nil {
-			p.again = map[Step]uint64{}
+	if part := want.Intent(step.Part); part != nil && part.Accepted && slices.Contains(stepsThatRestore, step.Action) {
+		if p.repairs == nil {
+			p.repairs = map[restored]bool{}
 		}
-		p.again[step] = intent
+		p.repairs[restored{step, intent}] = true
 	}
 	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(stepCtx)
 	p.last, p.lastFor, p.before = step, intent, observed
