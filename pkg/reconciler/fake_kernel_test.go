@@ -50,6 +50,7 @@ type fakeKernel struct {
 	// By volume: the last look, the last one of an earlier moment, the last one at what its
 	// device holds, the last drift.
 	looked, lookedBefore, probed, drifted map[string]event
+	lookedAt                              map[string]event     // by path: the last look
 	answering                             map[string]event     // the looks that the last answers were of, while those are made durable
 	ended                                 map[string]time.Time // by volume: when a part of a look that took its time last ended
 }
@@ -225,7 +226,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, answering: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
+		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedAt: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, answering: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
 	}
 }
 
@@ -318,6 +319,16 @@ func (k *fakeKernel) refuseAs(class state.Class, id, format string, args ...any)
 		return k.violate("volume "+id+": "+format, args...)
 	}
 	return state.Errorf(class, format, args...)
+}
+
+// refuseAt is refuse for what is at a path, which is not looked at again after a step
+// that changes something else.
+func (k *fakeKernel) refuseAt(at, format string, args ...any) error {
+	id := volumeOf(at)
+	if k.drifted[id].n > k.lookedAt[at].n {
+		return state.Errorf(state.Unavailable, format, args...)
+	}
+	return k.refuse(id, format, args...)
 }
 
 // rule is refuse for what a kernel does when it is told to, and the plugin must
@@ -468,8 +479,11 @@ func (k *fakeKernel) enter(p *process, o op, volume, key string) (met, error) {
 			return met{}, errDead
 		}
 	}
-	if o == opProbe {
+	switch o {
+	case opProbe:
 		k.probed[volume] = k.event()
+	case opLook:
+		k.lookedAt[key] = k.event()
 	}
 	nth := k.calls[callKey{o, key}]
 	if o.reads() {

@@ -75,13 +75,13 @@ func (m fakeMounts) place(at string, kind state.FileType, mount fakeMount) error
 	f := k.files[at]
 	switch {
 	case len(k.mounts[at]) > 0:
-		return k.refuse(volumeOf(at), "%s: mounted over %s", at, describe(k.mounts[at][0].Mount))
+		return k.refuseAt(at, "%s: mounted over %s", at, describe(k.mounts[at][0].Mount))
 	case f == nil && m.existing:
 		return fmt.Errorf("%s does not exist", at)
 	case f == nil:
 		k.files[at] = &fakeFile{kind: kind}
 	case f.kind != kind:
-		return k.refuse(volumeOf(at), "%s: mounted over %s", at, f.kind)
+		return k.refuseAt(at, "%s: mounted over %s", at, f.kind)
 	case f.inUse:
 		if err := k.rule(volumeOf(at), "%s: mounted over what is in use", at); err != nil {
 			return err
