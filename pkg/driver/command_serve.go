@@ -48,7 +48,7 @@ xfsprogs) and btrfs (Debian: btrfs-progs). Whatever is missing is reported at th
 					cfg.BackendFlags[flag.Name] = flag.Value.String()
 				}
 			})
-			return Run(cmd.Context(), cfg, o)
+			return logging.ended(Run(cmd.Context(), cfg, o), o)
 		},
 	}
 	cmd.Flags().AddFlagSet(engineFlags(o, &cfg, &heal, &logging))

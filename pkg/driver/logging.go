@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -56,6 +57,21 @@ func (f loggingFlags) begin(tail *logTail) error {
 	klog.SetOutput(out)
 	return nil
 }
+
+// ended returns why the plugin ended. If who reads the log expects an object a line, the
+// last line is one as well, and nobody prints the error again.
+func (f loggingFlags) ended(err error, o Options) error {
+	if err == nil || f.format != jsonFormat {
+		return err
+	}
+	klog.ErrorS(errors.New(o.inOwnName(err.Error())), "Ended")
+	return loggedError{err}
+}
+
+// loggedError is an error that is in the log.
+type loggedError struct{ error }
+
+func (e loggedError) Unwrap() error { return e.error }
 
 // jsonLogger returns a logger that writes an object a line, with the keys that
 // Kubernetes uses: ts in milliseconds since 1970, caller, msg, v (not for errors) and err.

@@ -3,6 +3,7 @@ package driver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -27,7 +28,7 @@ func Main(o Options) {
 	if err == nil {
 		err = Command(o).ExecuteContext(ctx)
 	}
-	if err != nil {
+	if err != nil && !errors.As(err, &loggedError{}) {
 		fmt.Fprintf(os.Stderr, "%s: %s\n", o.program(), o.inOwnName(err.Error()))
 	}
 	os.Exit(command.ExitCode(err))

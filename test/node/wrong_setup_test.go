@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -51,6 +52,24 @@ func TestWrongSetupEndsThePlugin(t *testing.T) {
 				t.Errorf("left: %q, %+v", mounts, loops)
 			}
 		})
+	}
+}
+
+// Who reads the log as JSON gets what ended the plugin as JSON, and once.
+func TestWrongSetupInAJSONLog(t *testing.T) {
+	t.Parallel()
+	p := harness.New(t)
+	makeDir(t, p.PoolDir)
+	write(t, filepath.Join(p.PoolDir, "precious"), "data")
+	result := harness.Run(t, nil, harness.Binary(t), append([]string{"serve", "--logging-format", "json"}, p.Flags()...)...)
+	var last struct{ Msg, Err string }
+	for line := range strings.Lines(result.Stderr) {
+		if err := json.Unmarshal([]byte(line), &last); err != nil {
+			t.Fatalf("%v:\n%s", err, result.Stderr)
+		}
+	}
+	if result.Code != 1 || last.Msg != "Ended" || !strings.Contains(last.Err, "--pool-dir") || strings.Count(result.Stderr, "is no pool") != 1 {
+		t.Errorf("exit code %d, and on stderr:\n%s", result.Code, result.Stderr)
 	}
 }
 
