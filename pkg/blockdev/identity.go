@@ -80,6 +80,13 @@ func (i Info) Has(identity string) bool {
 	return value != "" && i.Identities[IdentityKind(kind)] == value
 }
 
+// Contradicts reports whether the device has another identity than the one that Identity returned
+// before, of the same kind.
+func (i Info) Contradicts(identity string) bool {
+	kind, _, known := strings.Cut(identity, ":")
+	return known && i.Identities[IdentityKind(kind)] != "" && !i.Has(identity)
+}
+
 // Is reports whether the device has an identity, however it is spelled.
 func (i Info) Is(kind IdentityKind, value string) bool {
 	have := i.Identities[kind]
@@ -164,8 +171,12 @@ func Look(path string) (Info, error) {
 	return info, nil
 }
 
-// InfoOf tells what the block device with a number is, by sysfs.
-// os.ErrNotExist: there is none.
+// InfoBySysfs is InfoOf without what only an open loop device tells: Ours, Over and the identity
+// Backing. It opens nothing, so that no loop device that hangs keeps others waiting.
+func InfoBySysfs(number state.DeviceNumber) (Info, error) { return host.infoOf(number) }
+
+// InfoOf tells what the block device with a number is, by sysfs. It opens only the node of a loop
+// device, as Look does. os.ErrNotExist: there is none.
 func InfoOf(number state.DeviceNumber) (Info, error) {
 	info, err := host.infoOf(number)
 	if err == nil {
@@ -175,12 +186,14 @@ func InfoOf(number state.DeviceNumber) (Info, error) {
 }
 
 // Search returns the devices that have an identity: none, one, or several, as
-// the paths to a multipath disk are. It looks at every block device of the node.
+// the paths to a multipath disk are. It looks at every block device of the node. One that
+// cannot be looked at is an error only if no other one has the identity.
 func Search(kind IdentityKind, value string) (found []Info, err error) {
 	numbers, err := host.numbers()
 	if err != nil {
 		return nil, err
 	}
+	var unknown error
 	for _, number := range numbers {
 		info, err := host.infoOf(number)
 		if err == nil && kind == Backing {
@@ -189,12 +202,15 @@ func Search(kind IdentityKind, value string) (found []Info, err error) {
 		switch {
 		case errors.Is(err, os.ErrNotExist): // it went meanwhile
 		case err != nil:
-			return nil, err
+			unknown = errors.Join(unknown, err)
 		case info.Is(kind, value):
 			found = append(found, info)
 		}
 	}
-	return found, nil
+	if len(found) > 0 {
+		return found, nil
+	}
+	return nil, unknown
 }
 
 // findNode returns the path of a block device's node behind a path, and the
@@ -241,13 +257,17 @@ func numberOf(f *os.File) (n state.DeviceNumber, err error) {
 	return devnode.NumberOf(st.Rdev), nil
 }
 
-// addBacking adds the backing file of a loop device as an identity: nothing else of it
-// stays the same. Tests have no other disks.
+// addBacking adds what a loop device, or that of a partition, shows. The file behind a whole one
+// is also its identity: nothing else of it stays the same. Tests have no other disks.
 func (i *Info) addBacking() (err error) {
-	if i.Partition != 0 || !strings.HasPrefix(i.Name, "loop") {
+	if !strings.HasPrefix(i.Name, "loop") {
 		return nil
 	}
-	f, err := openNode(i.Path, 0)
+	path := i.Path
+	if i.Partition != 0 {
+		path = "/dev/" + i.Parent
+	}
+	f, err := openNode(path, 0)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENXIO) {
 		return nil
 	}
@@ -258,14 +278,17 @@ func (i *Info) addBacking() (err error) {
 	switch now, err := numberOf(f); {
 	case err != nil:
 		return err
-	case now != i.Number:
-		return fmt.Errorf("%s is the node of device %s, not %s: remove it, or mount the host's /dev here", i.Path, now, i.Number)
+	case now != i.Disk:
+		return fmt.Errorf("%s is the node of device %s, not %s: remove it, or mount the host's /dev here", path, now, i.Disk)
 	}
 	backing, err := loop.BackingOf(f)
 	if backing == nil || err != nil {
 		return err
 	}
 	i.Ours, i.Over = backing.Ours, backing.Over
+	if i.Partition != 0 {
+		return nil
+	}
 	i.Identities[Backing] = fmt.Sprintf("%s:%d", backing.File.Device, backing.File.Inode)
 	if backing.Offset != 0 {
 		i.Identities[Backing] += fmt.Sprintf("@%d", backing.Offset)

@@ -42,12 +42,22 @@ func (s sysfs) numbers() (numbers []state.DeviceNumber, err error) {
 	return numbers, nil
 }
 
-// infoOf reads what sysfs has of a device. It reads the sequence number before and after,
-// and starts again if that has changed: the device became another one meanwhile.
+// infoOf reads what sysfs has of a device. It reads the sequence number before and after, and which
+// directory it is, and starts again if one has changed: the device became another one meanwhile. A
+// partition has the sequence number of its disk, and a directory of its own each time that the
+// partition table is read.
 func (s sysfs) infoOf(number state.DeviceNumber) (Info, error) {
 	const attempts = 3
+	link := filepath.Join(string(s), "dev/block", number.String())
 	for range attempts {
+		before, err := os.Stat(link)
+		if err != nil {
+			return Info{}, err
+		}
 		info, err := s.read(number)
+		if after, statErr := os.Stat(link); statErr != nil || !os.SameFile(before, after) {
+			continue
+		}
 		if err != nil {
 			return Info{}, err
 		}

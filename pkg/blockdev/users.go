@@ -2,6 +2,7 @@ package blockdev
 
 import (
 	"context"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -57,30 +58,29 @@ func (i Info) TakesCommands() bool {
 	return i.Partition == 0 && (err == nil || i.Identities[DMUUID] != "")
 }
 
-// Loops returns the nodes of the loop devices that show a device, which do not claim it.
-func (i Info) Loops() (paths []string) {
-	for name, backing := range devnode.Loops() {
-		if at, ok := nodeAt(backing); backing == i.Path || ok && at == i.Number {
-			paths = append(paths, "/dev/"+name)
-		}
-	}
-	return paths
+// Loops returns the nodes of the loop devices that show a device, which do not claim it. With an
+// error there may be more.
+func (i Info) Loops() (paths []string, err error) {
+	paths, _, err = i.LoopsOnDisk()
+	return paths, err
 }
 
 // LoopsOnDisk returns Loops, and the nodes of the loop devices that show a partition of the device, or
 // the disk that it is a partition of.
-func (i Info) LoopsOnDisk() (paths, ofParts []string) {
-	for name, backing := range devnode.Loops() {
+func (i Info) LoopsOnDisk() (paths, ofParts []string, err error) {
+	loops, err := devnode.Loops()
+	for _, name := range slices.Sorted(maps.Keys(loops)) {
+		backing := strings.TrimSuffix(loops[name], " (deleted)") // a node that was made again since
 		at, ok := nodeAt(backing)
 		if backing == i.Path || ok && at == i.Number {
 			paths = append(paths, "/dev/"+name)
 		} else if ok {
-			if shown, err := InfoOf(at); err == nil && i.SharesDisk(shown) {
+			if shown, err := InfoBySysfs(at); err == nil && i.SharesDisk(shown) {
 				ofParts = append(ofParts, "/dev/"+name)
 			}
 		}
 	}
-	return paths, ofParts
+	return paths, ofParts, err
 }
 
 // nodeAt returns the number of the device node that a loop device was attached by. No path outside
@@ -92,14 +92,23 @@ func nodeAt(backing string) (state.DeviceNumber, bool) {
 	return devnode.NumberAt(backing)
 }
 
-// IsLoopOver reports whether a device is a loop device that shows another one, or a partition of
-// it, or the disk that it is a partition of.
+// maxLoops is how many loop devices one over the other are followed.
+const maxLoops = 8
+
+// IsLoopOver reports whether a device is a loop device, or a partition of one, that shows another
+// one, or a partition of it, or the disk that it is a partition of; be it by further loop devices.
 func (i Info) IsLoopOver(other Info) bool {
-	if i.Over == (state.DeviceNumber{}) {
-		return false
+	for range maxLoops {
+		if i.Over == (state.DeviceNumber{}) || i.Over == other.Number {
+			break
+		}
+		shown, err := InfoOf(i.Over)
+		if err != nil || shown.SharesDisk(other) {
+			return err == nil
+		}
+		i = shown
 	}
-	shown, err := InfoOf(i.Over)
-	return i.Over == other.Number || err == nil && shown.SharesDisk(other)
+	return i.Over == other.Number
 }
 
 // SharesDisk reports whether one of two devices is a partition of the other, be it of the same disk by

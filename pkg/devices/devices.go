@@ -107,7 +107,7 @@ type Eraser interface {
 // Clearer empties volumes because an operator says so.
 type Clearer interface {
 	// Unused returns FailedPrecondition, naming who uses it, unless the volume
-	// is detached and nobody has its data open. NotFound: no such volume.
+	// is detached and nobody has its data mounted or claimed. NotFound: no such volume.
 	Unused(ctx context.Context, v Volume) error
 	// Clear makes every byte of an unused volume zero and forgets that it was
 	// ever formatted or published raw, durably. The formatting mark is set meanwhile:

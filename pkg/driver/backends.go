@@ -45,7 +45,7 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 	for _, kind := range p.options.Backends {
 		opened, err := kind.Open(ctx, devices.Environment{
 			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly,
-			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Raw: raw, Loops: p.loops,
+			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Raw: raw, VolumeAt: p.store.VolumeOfDevice, Loops: p.loops,
 		})
 		switch {
 		case state.ClassOf(err) == state.InvalidArgument && !observeOnly: // else the flags are those of the last plugin

@@ -306,7 +306,8 @@ func (f files) mappedIn(proc string) bool {
 // loopsOver yields the loop devices whose backing is one of the files.
 func loopsOver(f files) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		for name, path := range devnode.Loops() {
+		loops, _ := devnode.Loops() // those that can be seen, as of all else
+		for name, path := range loops {
 			if f.mayHave(path) && f.match(path) && !yield("a loop device over it, /dev/"+name) {
 				return
 			}

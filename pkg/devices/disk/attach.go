@@ -55,16 +55,33 @@ func (b *Backend) Attach(ctx context.Context, v devices.Volume, readOnly bool) (
 // turn waits until nobody else works on the disk, by whatever path, or on a
 // partition of it.
 func (b *Backend) turn(ctx context.Context, info blockdev.Info) (done func(), err error) {
-	whole, err := b.disks.Lock(ctx, info.Disk.String())
-	if err != nil || info.Identity() == "" {
-		return whole, err
+	disk := info
+	if info.Partition != 0 {
+		if disk, err = blockdev.InfoOf(info.Disk); err != nil {
+			return nil, fmt.Errorf("the disk of %s: %w", info.Path, err)
+		}
 	}
-	own, err := b.disks.Lock(ctx, info.Identity()) // always after the number, so that two callers never wait for each other
-	if err != nil {
-		whole()
-		return nil, err
+	keys := []string{disk.Number.String()} // always in this order, so that two callers never wait for each other
+	for _, known := range []blockdev.Info{disk, info} {
+		if identity := known.Identity(); identity != "" && !slices.Contains(keys, identity) {
+			keys = append(keys, identity)
+		}
 	}
-	return func() { own(); whole() }, nil
+	var turns []func()
+	done = func() {
+		for _, end := range slices.Backward(turns) {
+			end()
+		}
+	}
+	for _, key := range keys {
+		end, err := b.disks.Lock(ctx, key)
+		if err != nil {
+			done()
+			return nil, err
+		}
+		turns = append(turns, end)
+	}
+	return done, nil
 }
 
 // take makes the disk the volume's.
@@ -98,8 +115,11 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if len(now.Holders) > 0 {
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
-	over, ofParts := now.LoopsOnDisk()
-	over = slices.DeleteFunc(over, func(path string) bool { return b.isOwnView(path, own) })
+	over, ofParts, err := now.LoopsOnDisk()
+	if err != nil {
+		return fmt.Errorf("see which loop devices show %s: %w", now.Path, err)
+	}
+	over = slices.DeleteFunc(over, func(path string) bool { return b.isOwnView(v, path, own) })
 	if !own { // else they are its pods'
 		over = append(over, ofParts...)
 	}
@@ -112,7 +132,9 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 		}
 	}
 	taken := claimOf(v, s, c.identityOf(now))
-	taken.Attached = &attachment{Boot: b.boot, Number: now.Number, Path: now.Path, Sequence: now.Sequence, ReadOnly: readOnly && (!now.ReadOnly || held && c.Attached.ReadOnly)}
+	wasSet := held && c.Attached.ReadOnly
+	set := readOnly && (!now.ReadOnly || wasSet)
+	taken.Attached = &attachment{Boot: b.boot, Number: now.Number, Path: now.Path, Sequence: now.Sequence, ReadOnly: set || wasSet}
 	if err := b.claims.Write(v.ID, taken); err != nil { // before anything is set, so that Detach knows of it
 		return err
 	}
@@ -122,6 +144,10 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 			err = errors.Join(err, b.claims.Write(v.ID, taken))
 		}
 		return err
+	}
+	if wasSet && !set { // which Detach need not take back any more
+		taken.Attached.ReadOnly = false
+		return b.claims.Write(v.ID, taken)
 	}
 	return nil
 }
@@ -157,7 +183,7 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 		if id == v.ID {
 			continue
 		}
-		if disk, err := blockdev.InfoOf(other.Attached.Number); err == nil && other.is(disk) {
+		if disk, err := blockdev.InfoBySysfs(other.Attached.Number); err == nil && other.is(disk) { // which may hang
 			switch {
 			case info.SharesDisk(disk):
 				return state.Errorf(state.FailedPrecondition, "%s is in use: it is of the same disk as %s, which is the volume %s on this node. Unstage that one first, or name another disk", info.Path, disk.Path, id)
@@ -169,7 +195,13 @@ func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 			return state.Errorf(state.FailedPrecondition, "%s is the volume %s on this node (there as the device %s): a disk is one volume at a time. Unstage that one first, or name another disk", info.Path, id, other.Attached.Number)
 		}
 	}
-	if c.Attached == nil || c.is(info) {
+	if c.is(info) {
+		return nil
+	}
+	if err := b.ofPods(info); err != nil {
+		return state.Errorf(state.FailedPrecondition, "%s is somebody's: %w", info.Path, err)
+	}
+	if c.Attached == nil {
 		return nil
 	}
 	if places := c.mountedAt(); len(places) > 0 {
@@ -231,13 +263,13 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 	}
 	defer done()
 	c, _, err := b.known(v)
-	switch {
-	case state.ClassOf(err) == state.InvalidArgument:
-		return err
-	case err != nil, c.Attached == nil: // what a damaged note has said cannot be taken back
-		return nil
-	}
 	defer state.Wrap(&err, "volume %s: detach", v.ID)
+	switch {
+	case state.ClassOf(err) == state.Internal: // what a damaged note has said cannot be taken back
+		return nil
+	case err != nil, c.Attached == nil:
+		return err
+	}
 	if err := b.release(ctx, c); err != nil {
 		return err
 	}
@@ -264,16 +296,25 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 		return err
 	}
 	defer done()
+	if err := devnode.Ensure(info.Path, info.Number); err != nil {
+		return err
+	}
 	f, now, err := openAlone(ctx, info, os.O_RDONLY)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%s is in use: %s: %w", info.Path, info.Users(ctx), err)
-	case err != nil: // a dead disk is given up; its mode does not matter any more
+	case isDead(err): // its mode does not matter any more
 		klog.FromContext(ctx).Error(err, "Gave up a disk that cannot be opened", "path", info.Path)
 		return nil
+	case err != nil:
+		return err
 	}
 	defer closeAfter(f, &err)
-	if views := now.Loops(); len(views) > 0 { // which do not claim it
+	views, err := now.Loops() // which do not claim it
+	if err != nil {
+		return fmt.Errorf("see which loop devices show %s: %w", now.Path, err)
+	}
+	if len(views) > 0 {
 		return fmt.Errorf("%s is in use: %s is over it", now.Path, strings.Join(views, ", "))
 	}
 	if c.Attached.ReadOnly && c.is(now) {
@@ -282,21 +323,26 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 	return nil
 }
 
+// isDead reports whether a device could not be opened because it is broken, or going away.
+func isDead(err error) bool {
+	return slices.ContainsFunc([]error{unix.ENXIO, unix.ENODEV, unix.EIO, unix.ENOMEDIUM, unix.EREMOTEIO}, func(dead error) bool { return errors.Is(err, dead) })
+}
+
 // shownBy is the refusal of a disk that other devices show, which need not claim it.
 func shownBy(info blockdev.Info, over []string) error {
 	return state.Errorf(state.FailedPrecondition, "%s is in use: %s is over it: detach that first; the read-only loop device of a raw volume, which may be another driver's, goes with its pod", info.Path, strings.Join(over, ", "))
 }
 
-// isOwnView reports whether a loop device over a disk is a read-only view of this plugin's: own
-// says that it has the disk already. If what was noted of that is lost, a volume is published as
-// the view.
-func (b *Backend) isOwnView(path string, own bool) bool {
+// isOwnView reports whether a loop device over a disk is the plugin's read-only view of the volume:
+// own says that the volume has the disk already. If what was noted of that is lost, it is published
+// as the view.
+func (b *Backend) isOwnView(v devices.Volume, path string, own bool) bool {
 	number, ok := devnode.NumberAt(path)
 	if !ok {
 		return false
 	}
 	info, err := blockdev.InfoOf(number)
-	return err == nil && info.Ours && (own || b.raw != nil && b.raw(number) != nil)
+	return err == nil && info.Ours && (own || b.volume != nil && b.volume(number) == v.ID)
 }
 
 // unbound returns FailedPrecondition if the node of a disk, of a partition of it, or of the
@@ -315,7 +361,7 @@ func unbound(info blockdev.Info) error {
 		if !ok {
 			continue
 		}
-		if bound, err := blockdev.InfoOf(number); number == info.Number || err == nil && bound.SharesDisk(info) {
+		if bound, err := blockdev.InfoBySysfs(number); number == info.Number || err == nil && bound.SharesDisk(info) {
 			places = append(places, i.Mountpoint)
 		}
 	}

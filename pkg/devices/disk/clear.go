@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -30,24 +33,39 @@ func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
 		if info.ReadOnly {
 			return state.Errorf(state.FailedPrecondition, "%s takes no writes: see to its write protection", info.Path)
 		}
-		begun = true
-		err := blockdev.Zero(ctx, f, info.Size, nil)
+		err := rereadPartitions(ctx, f, info)
+		if errors.Is(err, unix.EBUSY) { // who has one open would write back what it has in memory
+			return state.Errorf(state.FailedPrecondition, "a partition of %s is open: %s: %w", info.Path, strings.Join(info.Partitions, ", "), err)
+		}
 		if err != nil {
 			return err
 		}
-		if info.Partition != 0 {
-			return nil
+		begun = true
+		if err := blockdev.Zero(ctx, f, info.Size, nil); err != nil {
+			return err
 		}
-		err = unix.IoctlSetInt(int(f.Fd()), unix.BLKRRPART, 0) // forget the partitions
-		if err == nil || errors.Is(err, unix.EINVAL) {         // it can have none
-			return nil
-		}
-		return &os.PathError{Op: "BLKRRPART", Path: f.Name(), Err: err}
+		return rereadPartitions(ctx, f, info) // which forgets them
 	})
 	if err != nil && !begun {
 		return &state.Unwritten{Err: err}
 	}
 	return err
+}
+
+// rereadPartitions makes the kernel read the partition table of a disk again. EBUSY: a partition
+// is open; programs that look at each new one are waited for.
+func rereadPartitions(ctx context.Context, f *os.File, info blockdev.Info) (err error) {
+	if info.Partition != 0 {
+		return nil
+	}
+	poll.Until(ctx, claimInterval, claimTime, func() bool {
+		err = unix.IoctlSetInt(int(f.Fd()), unix.BLKRRPART, 0)
+		return !errors.Is(err, unix.EBUSY)
+	})
+	if err == nil || errors.Is(err, unix.EINVAL) { // it can have none
+		return nil
+	}
+	return errors.Join(ctx.Err(), &os.PathError{Op: "BLKRRPART", Path: f.Name(), Err: err})
 }
 
 // alone runs f with the disk of a volume that is not attached.
@@ -81,7 +99,10 @@ func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(
 		return err
 	}
 	defer closeAfter(file, &err)
-	loops, ofParts := now.LoopsOnDisk()
+	loops, ofParts, err := now.LoopsOnDisk()
+	if err != nil {
+		return fmt.Errorf("see which loop devices show %s: %w", now.Path, err)
+	}
 	if over := slices.Concat(now.Holders, loops, ofParts); len(over) > 0 {
 		return shownBy(now, over)
 	}

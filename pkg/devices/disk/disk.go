@@ -59,7 +59,8 @@ type Backend struct {
 	boot    string
 	volumes keylock.Map                    // by id
 	disks   keylock.Map                    // by number and identity
-	raw     func(state.DeviceNumber) error // see devices.Environment
+	raw     func(state.DeviceNumber) error  // see devices.Environment
+	volume  func(state.DeviceNumber) string // see devices.Environment.VolumeAt
 
 	mu    sync.Mutex
 	hints map[string]state.DeviceNumber // where an identity was last
@@ -71,7 +72,7 @@ func New(env devices.Environment) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{claims: note.Dir(filepath.Join(env.LibDir, "disks")), boot: bootID, raw: env.Raw, hints: map[string]state.DeviceNumber{}}, nil
+	return &Backend{claims: note.Dir(filepath.Join(env.LibDir, "disks")), boot: bootID, raw: env.Raw, volume: env.VolumeAt, hints: map[string]state.DeviceNumber{}}, nil
 }
 
 // spec is the disk that contexts ask for.

@@ -352,9 +352,10 @@ func TestInUse(t *testing.T) {
 		attach(t, other, at("theirs", node), true)
 		require.NoError(t, other.claims.Remove("theirs")) // what is noted of it is lost
 		wantError(t, other.Attach(t.Context(), at("theirs", node), false), state.FailedPrecondition, "in use", view.Path)
-		other.raw = func(number state.DeviceNumber) error {
-			return map[state.DeviceNumber]error{view.Number: errors.New("it is the volume theirs")}[number]
+		other.volume = func(number state.DeviceNumber) string {
+			return map[state.DeviceNumber]string{view.Number: "theirs"}[number]
 		}
+		wantError(t, other.Attach(t.Context(), at("another", node), false), state.FailedPrecondition, "in use", view.Path)
 		attach(t, other, at("theirs", node), false)
 		require.NoError(t, views.DetachView(t.Context(), theirs))
 		attach(t, b, at("mine", node), false)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
@@ -133,6 +134,9 @@ func (b *Backend) search(s spec) (blockdev.Info, error) {
 		}
 	}
 	found, err := blockdev.Search(kind, s.ids[kind])
+	if own := slices.DeleteFunc(slices.Clone(found), func(i blockdev.Info) bool { return b.ofPods(i) != nil }); len(own) > 0 {
+		found = own // a pod can give a partition of its raw disk any partUUID
+	}
 	switch {
 	case err != nil:
 		return blockdev.Info{}, err
@@ -153,6 +157,18 @@ func (b *Backend) search(s spec) (blockdev.Info, error) {
 	b.hints[key] = found[0].Number
 	b.mu.Unlock()
 	return found[0], nil
+}
+
+// ofPods returns an error that says why if a device is a partition of a disk that is a raw volume, or
+// was one: pods have made it.
+func (b *Backend) ofPods(info blockdev.Info) error {
+	if info.Partition == 0 || b.raw == nil {
+		return nil
+	}
+	if err := b.raw(info.Disk); err != nil {
+		return fmt.Errorf("it is a partition of /dev/%s: %w", info.Parent, err)
+	}
+	return nil
 }
 
 // same returns FailedPrecondition for another disk than the volume had before,

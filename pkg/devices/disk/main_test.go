@@ -44,7 +44,9 @@ func plug(t testing.TB, file string, options ...string) (node string) {
 
 func unplug(t testing.TB, node string) {
 	t.Helper()
-	for _, view := range (blockdev.Info{Path: node}).Loops() {
+	views, err := (blockdev.Info{Path: node}).Loops()
+	require.NoError(t, err)
+	for _, view := range views {
 		machine.LosetupDetach(t, view)
 	}
 	if f, err := os.Open(node); err == nil { // the read-only mode outlives the file

@@ -180,7 +180,11 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 	if err != nil {
 		return err
 	}
-	if views := info.Loops(); len(views) > 0 { // which do not claim it
+	views, err := info.Loops() // which do not claim it
+	if err != nil {
+		return fmt.Errorf("see which loop devices show %s: %w", info.Path, err)
+	}
+	if len(views) > 0 {
 		return fmt.Errorf("%s is in use: %s is over it", info.Path, strings.Join(views, ", "))
 	}
 	if r := b.cachedReport(group, 0); r != nil && r.uuid == id.group { // a version that made no notes may have attached it

@@ -127,7 +127,12 @@ func newFinder(theirs func(state.DeviceNumber) error) finder {
 			if !fit {
 				continue
 			}
-			l, err := looks.Do(ctx, path, lookLimit, func() (*label, error) { return labelAt(path) })
+			l, err := looks.Do(ctx, path, lookLimit, func() (*label, error) {
+				if nested(entry.Name()) { // which asks a loop device
+					return nil, nil
+				}
+				return labelAt(path)
+			})
 			switch {
 			case ctx.Err() != nil:
 				return nil, ctx.Err()
@@ -154,10 +159,9 @@ func gone(err error) bool {
 // process or of the path to the disk, says nothing about what the disk is.
 func failed(err error) bool { return errors.Is(err, unix.EIO) }
 
-// candidate returns the node of a device that may be a disk of LVM. What lies in a volume
-// of the plugin's, or in any logical volume, belongs to the user of that volume.
+// candidate returns the node of a device that may be a disk of LVM. It asks no device.
 func candidate(name string) (path string, fit bool) {
-	if strangers.MatchString(name) || empty(name) || nested(name) {
+	if strangers.MatchString(name) || empty(name) {
 		return "", false
 	}
 	holders, err := os.ReadDir(filepath.Join("/sys/class/block", name, "holders"))
@@ -175,11 +179,11 @@ func candidate(name string) (path string, fit bool) {
 	if err != nil {
 		return "", false
 	}
-	info, err := blockdev.InfoOf(number)
-	if err != nil || !fitPath.MatchString(info.Path) {
+	path, err = devnode.PathOf(number)
+	if err != nil || !fitPath.MatchString(path) {
 		return "", false
 	}
-	return info.Path, true
+	return path, true
 }
 
 // leaves reports whether a holder of a device is gone, or is being removed: a volume that goes
@@ -227,7 +231,7 @@ func lineage(name string) (all []string, err error) {
 }
 
 // nested reports whether a device lies in a volume of the plugin's, or in any logical
-// volume, or shows a block device as a loop device does.
+// volume, or shows a block device as a loop device does: then it belongs to the user of that.
 func nested(name string) bool {
 	all, err := lineage(name)
 	return err != nil || slices.ContainsFunc(all, isVolume)

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"github.com/google/uuid"
@@ -455,6 +454,13 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 	if err := f.same(file, d); err != nil {
 		return err
 	}
+	n, err := f.read(v, d)
+	if err == nil && !f.isStill(n.Seen, d) { // while the device is open, it keeps its number
+		err = fmt.Errorf("%s is another device than the one on which the format was begun", d.Path)
+	}
+	if err != nil {
+		return err
+	}
 	return blockdev.Zero(ctx, file, d.Size, nil)
 }
 
@@ -467,12 +473,11 @@ func (f *Facts) same(file *os.File, d state.Device) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK || devnode.NumberOf(st.Rdev) != d.Number {
 		return fmt.Errorf("%s is not the node of device %s any more", d.Path, d.Number)
 	}
-	kind, _, known := strings.Cut(d.Identity, ":")
 	info, err := blockdev.InfoOf(d.Number)
-	if err != nil || !known || info.Identities[blockdev.IdentityKind(kind)] == "" {
-		return err // an identity that is not the hardware's, such as one from a vendor's backend
+	if err != nil {
+		return err
 	}
-	if !info.Has(d.Identity) {
+	if info.Contradicts(d.Identity) { // else it may be one that a vendor's backend has given it
 		return fmt.Errorf("%s was the device %s, and is %s now", d.Path, d.Identity, info.Identity())
 	}
 	return nil

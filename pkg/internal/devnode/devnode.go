@@ -24,14 +24,20 @@ import (
 //
 // os.ErrNotExist, ENXIO, ENODEV: there is no such device, or it is going away.
 func Open(path string, number state.DeviceNumber, flags int) (*os.File, error) {
-	err := check(path, number)
-	if errors.Is(err, os.ErrNotExist) {
-		err = makeNode(path, number)
-	}
-	if err != nil {
+	if err := Ensure(path, number); err != nil {
 		return nil, err
 	}
 	return rawfile.Open(path, flags|unix.O_NOFOLLOW, 0)
+}
+
+// Ensure makes the node of a block device if there is nothing at its path in /dev, and returns an
+// error if something else is there.
+func Ensure(path string, number state.DeviceNumber) error {
+	err := check(path, number)
+	if errors.Is(err, os.ErrNotExist) {
+		return makeNode(path, number)
+	}
+	return err
 }
 
 // IsAt reports whether the node of a block device is at a path. It opens nothing.
@@ -93,8 +99,12 @@ func check(path string, want state.DeviceNumber) error {
 	return nil
 }
 
-// makeNode makes a node as udev does, for root and the group disk.
+// makeNode makes a node as udev does, for root and the group disk. Some are in a directory of
+// their own, such as /dev/cciss.
 func makeNode(path string, number state.DeviceNumber) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
 	err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(number.Major, number.Minor)))
 	if errors.Is(err, unix.EEXIST) { // made meanwhile
 		return check(path, number)

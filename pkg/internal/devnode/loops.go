@@ -1,32 +1,39 @@
 package devnode
 
 import (
-	"iter"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
-// Loops yields the names of the loop devices that show something, and the path of that as
-// the kernel tells it. It opens none of them: that would keep one which is being detached.
-func Loops() iter.Seq2[string, string] {
-	return func(yield func(name, backing string) bool) {
-		block, err := os.Open("/sys/block")
-		if err != nil {
-			return
+// Loops returns the loop devices that show something, by name, and the path of that as the
+// kernel tells it. It opens none of them: that would keep one which is being detached. With an
+// error some may be missing.
+func Loops() (loops map[string]string, err error) {
+	block, err := os.Open("/sys/block")
+	if err != nil {
+		return nil, err
+	}
+	defer block.Close()
+	names, err := block.Readdirnames(-1) // those that come before an error
+	loops = map[string]string{}
+	for _, name := range names {
+		if !strings.HasPrefix(name, "loop") {
+			continue
 		}
-		defer block.Close()
-		names, _ := block.Readdirnames(-1) // those that come before an error
-		for _, name := range names {
-			if !strings.HasPrefix(name, "loop") {
-				continue
-			}
-			backing, err := rawfile.Read(filepath.Join("/sys/block", name, "loop/backing_file"))
-			if err == nil && !yield(name, strings.TrimSuffix(string(backing), "\n")) { // else it shows nothing
-				return
-			}
+		backing, readErr := rawfile.Read(filepath.Join("/sys/block", name, "loop/backing_file"))
+		switch {
+		case readErr == nil:
+			loops[name] = strings.TrimSuffix(string(backing), "\n")
+		case errors.Is(readErr, os.ErrNotExist), errors.Is(readErr, unix.ENODEV): // it shows nothing
+		default:
+			err = errors.Join(err, readErr)
 		}
 	}
+	return loops, err
 }
