@@ -57,8 +57,8 @@ func Kind() devices.Kind {
 type Backend struct {
 	claims  note.Dir
 	boot    string
-	volumes keylock.Map                    // by id
-	disks   keylock.Map                    // by number and identity
+	volumes keylock.Map                     // by id
+	disks   keylock.Map                     // by number and identity
 	raw     func(state.DeviceNumber) error  // see devices.Environment
 	volume  func(state.DeviceNumber) string // see devices.Environment.VolumeAt
 
