@@ -2,7 +2,6 @@ package filesystem
 
 import (
 	"context"
-	"errors"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -16,24 +15,7 @@ import (
 // InvalidArgument: the type is not of Types. Other errors have no class.
 func (h *Host) Check(ctx context.Context, facts state.Device, fsType string) (err error) {
 	defer state.Wrap(&err, "check the %s on %s", fsType, facts.Path)
-	k, err := h.kind(fsType)
-	if err != nil {
-		return err
-	}
-	if facts.ReadOnly {
-		return state.Errorf(state.FailedPrecondition, "the device is read-only")
-	}
-	release, err := h.slot(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	// Held open throughout, so that its path and number are not given to another device.
-	d, err := open(facts, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(h.checkOpen(ctx, d, k), d.Close())
+	return h.with(ctx, facts, fsType, func(d *device, k kind) error { return h.checkOpen(ctx, d, k) })
 }
 
 func (h *Host) checkOpen(ctx context.Context, d *device, k kind) error {

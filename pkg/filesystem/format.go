@@ -69,24 +69,7 @@ func (h *Host) prove(ctx context.Context, d *device) error {
 // is an error without a class, and EBUSY.
 func (h *Host) Format(ctx context.Context, facts state.Device, fsType string, last func(context.Context) (uuid string, err error)) (err error) {
 	defer state.Wrap(&err, "format %s as %s", facts.Path, fsType)
-	k, err := h.kind(fsType)
-	if err != nil {
-		return err
-	}
-	if facts.ReadOnly {
-		return state.Errorf(state.FailedPrecondition, "the device is read-only")
-	}
-	release, err := h.slot(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	// Held open throughout, so that a loop device with autoclear stays.
-	d, err := open(facts, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(h.formatOpen(ctx, d, k, last), d.Close())
+	return h.with(ctx, facts, fsType, func(d *device, k kind) error { return h.formatOpen(ctx, d, k, last) })
 }
 
 func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(context.Context) (string, error)) error {

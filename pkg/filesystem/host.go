@@ -2,6 +2,7 @@ package filesystem
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -172,6 +173,29 @@ func (h *Host) kind(fsType string) (kind, error) {
 		}
 	}
 	return nil, state.Errorf(state.InvalidArgument, "file system type %q: not supported, use one of %s", fsType, strings.Join(h.Types(), ", "))
+}
+
+// with opens a device for do, which formats or checks it, and waits for a slot first. It is
+// held open throughout, so that its path and number are not given to another device, and a
+// loop device with autoclear stays.
+func (h *Host) with(ctx context.Context, facts state.Device, fsType string, do func(d *device, k kind) error) error {
+	k, err := h.kind(fsType)
+	if err != nil {
+		return err
+	}
+	if facts.ReadOnly {
+		return state.Errorf(state.FailedPrecondition, "the device is read-only")
+	}
+	release, err := h.slot(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	d, err := open(facts, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(d, k), d.Close())
 }
 
 // slotTime is how long a format or check keeps its slot. Those that work are
