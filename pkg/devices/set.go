@@ -142,36 +142,16 @@ func (s *Set) TryFormat(ctx context.Context, v Volume) (uuid string, err error) 
 // BeginFormat is Formatter's. As EndFormat and BeginRaw it refuses a volume that would lack a layer
 // with which it was made.
 func (s *Set) BeginFormat(ctx context.Context, v Volume) error {
-	if err := s.keepsLayers(ctx, v); err != nil {
-		return err
-	}
-	if facts, v, d, err := s.noted(ctx, v); err != nil {
-		return err
-	} else if facts != nil {
-		return facts.BeginFormat(ctx, v, d)
-	}
-	f, err := optional[Formatter](ctx, s, v, "format a volume")
-	if err != nil {
-		return err
-	}
-	return f.BeginFormat(ctx, v)
+	return s.note(ctx, v, "format a volume", Formatter.BeginFormat, Facts.BeginFormat)
 }
 
-// EndFormat is Formatter's.
+// EndFormat is Formatter's. An earlier stage may have begun the format, with the layer.
 func (s *Set) EndFormat(ctx context.Context, v Volume, fsType string) error {
-	if err := s.keepsLayers(ctx, v); err != nil { // an earlier stage has begun it, with the layer
-		return err
-	}
-	if facts, v, d, err := s.noted(ctx, v); err != nil {
-		return err
-	} else if facts != nil {
-		return facts.EndFormat(ctx, v, d, fsType)
-	}
-	f, err := optional[Formatter](ctx, s, v, "format a volume")
-	if err != nil {
-		return err
-	}
-	return f.EndFormat(ctx, v, fsType)
+	return s.note(ctx, v, "format a volume",
+		func(f Formatter, ctx context.Context, v Volume) error { return f.EndFormat(ctx, v, fsType) },
+		func(f Facts, ctx context.Context, v Volume, d state.Device) error {
+			return f.EndFormat(ctx, v, d, fsType)
+		})
 }
 
 // AbandonFormat clears the formatting mark of a device that turned out to hold somebody's
@@ -187,19 +167,24 @@ func (s *Set) AbandonFormat(ctx context.Context, v Volume) error {
 
 // BeginRaw is Formatter's.
 func (s *Set) BeginRaw(ctx context.Context, v Volume) error {
+	return s.note(ctx, v, "show a volume raw", Formatter.BeginRaw, Facts.BeginRaw)
+}
+
+// note changes the facts about a volume: its backend does, or the Facts do.
+func (s *Set) note(ctx context.Context, v Volume, what string, own func(Formatter, context.Context, Volume) error, noted func(Facts, context.Context, Volume, state.Device) error) error {
 	if err := s.keepsLayers(ctx, v); err != nil {
 		return err
 	}
 	if facts, v, d, err := s.noted(ctx, v); err != nil {
 		return err
 	} else if facts != nil {
-		return facts.BeginRaw(ctx, v, d)
+		return noted(facts, ctx, v, d)
 	}
-	f, err := optional[Formatter](ctx, s, v, "show a volume raw")
+	f, err := optional[Formatter](ctx, s, v, what)
 	if err != nil {
 		return err
 	}
-	return f.BeginRaw(ctx, v)
+	return own(f, ctx, v)
 }
 
 // Erase is Eraser's.
