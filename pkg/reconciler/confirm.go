@@ -98,7 +98,7 @@ func describeDevices(stack []state.Element) string {
 }
 
 func describeDevice(d state.Device) string {
-	text := fmt.Sprintf("%s %s, %s", d.Number, d.State, access(d.ReadOnly))
+	text := fmt.Sprintf("%s %s, %s", d.Number, d.State, state.FormatAccess(d.ReadOnly))
 	if d.Identity != "" {
 		text += ", " + d.Identity
 	}

@@ -74,7 +74,7 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 	case d.State != state.DeviceAttached:
 		return p.doOn(name, OpenLayer, state.StagePart())
 	case d.ReadOnly != s.ReadOnly && p.maybeInUse():
-		return stuck(state.FailedPrecondition, "the device %s is open %s and in use, so it cannot be opened %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
+		return stuck(state.FailedPrecondition, "the device %s is open %s and in use, so it cannot be opened %s", d.Path, state.FormatAccess(d.ReadOnly), state.FormatAccess(s.ReadOnly))
 	case d.ReadOnly != s.ReadOnly:
 		return p.reopen(p.highest())
 	case d.Size < d.Capacity:

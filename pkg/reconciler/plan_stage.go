@@ -177,7 +177,7 @@ func (p *planner) source(s *state.Stage) Verdict {
 	case p.highest() > 0 && !p.maybeInUse():
 		return p.reopen(p.highest())
 	case p.maybeInUse():
-		return stuck(state.FailedPrecondition, "the device %s is attached %s and in use, so it cannot be attached %s", d.Path, access(d.ReadOnly), access(s.ReadOnly))
+		return stuck(state.FailedPrecondition, "the device %s is attached %s and in use, so it cannot be attached %s", d.Path, state.FormatAccess(d.ReadOnly), state.FormatAccess(s.ReadOnly))
 	case d.NeedsSecret:
 		return p.waitsForSecret(0)
 	}
@@ -201,13 +201,6 @@ func (p *planner) mountedElsewhere() bool {
 // shows it. (A bound device node is no claim.)
 func (p *planner) inUse() bool {
 	return p.have.Device.Held || p.have.View.Held || len(p.bound()) > 0
-}
-
-func access(readOnly bool) string {
-	if readOnly {
-		return "read-only"
-	}
-	return "read-write"
 }
 
 // callerNeedsStage reports whether a caller waits for the stage, or for a target, which

@@ -132,7 +132,7 @@ func stageSentence(s *state.Stage, now time.Time) string {
 	case s.Adopted:
 		return sentence("%s it was found staged at %s as %s, without an intent, and taken over", when, s.Path, s.Capability)
 	}
-	return sentence("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, access(s.ReadOnly))
+	return sentence("NodeStageVolume asked %s that it is staged at %s as %s, %s", when, s.Path, s.Capability, state.FormatAccess(s.ReadOnly))
 }
 
 // inlineSentence is stageSentence for an inline volume: NodePublishVolume asks for its
@@ -162,7 +162,7 @@ func targetSentence(path string, t *state.Target, now time.Time) string {
 	case t.Gone:
 		return sentence("NodeUnpublishVolume, or the end of the pod, asked %s that it is not published at %s", when, path)
 	}
-	return sentence("NodePublishVolume asked %s that it is published at %s, %s", when, path, access(t.ReadOnly))
+	return sentence("NodePublishVolume asked %s that it is published at %s, %s", when, path, state.FormatAccess(t.ReadOnly))
 }
 
 func (v Volume) actualSentences() []string {
@@ -247,7 +247,7 @@ func elementSentence(e state.Element) string {
 	case d.State == state.DeviceForeign:
 		return sentence("%s is used by %s, which the plugin did not open", it, d.Holder)
 	}
-	return sentence("%s (%s) is %s and shows %s %s, with %s", d.Path, d.Number, d.State, it, access(d.ReadOnly), state.FormatSize(d.Size))
+	return sentence("%s (%s) is %s and shows %s %s, with %s", d.Path, d.Number, d.State, it, state.FormatAccess(d.ReadOnly), state.FormatSize(d.Size))
 }
 
 func placeSentence(path string, m state.Mountpoint) string {

@@ -322,13 +322,6 @@ func askedTarget(t *state.Target) string {
 	return "published"
 }
 
-func access(readOnly bool) string {
-	if readOnly {
-		return "read-only"
-	}
-	return "read-write"
-}
-
 // holds reports whether any device of the plugin's is there for the volume.
 func (v Volume) holds() bool {
 	return slices.ContainsFunc(v.Have.Stack(), func(e state.Element) bool { return e.Device.Present() || e.Device.Stray })

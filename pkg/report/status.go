@@ -105,5 +105,5 @@ func elementStatus(d state.Device) string {
 	if d.State == state.DeviceAbsent || d.State == state.DeviceUnknown {
 		return d.State.String()
 	}
-	return fmt.Sprintf("%s %s %s %d bytes", d.Path, d.State, access(d.ReadOnly), d.Size)
+	return fmt.Sprintf("%s %s %s %d bytes", d.Path, d.State, state.FormatAccess(d.ReadOnly), d.Size)
 }

@@ -372,3 +372,11 @@ type Usage struct{ Bytes, Inodes Amount }
 
 // Amount is a number of bytes, or of inodes.
 type Amount struct{ Total, Used, Available int64 }
+
+// FormatAccess tells people how something is attached, staged or published.
+func FormatAccess(readOnly bool) string {
+	if readOnly {
+		return "read-only"
+	}
+	return "read-write"
+}
