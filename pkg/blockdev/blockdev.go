@@ -16,6 +16,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/keylock"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -83,8 +84,8 @@ func SetReadOnly(f *os.File, readOnly bool) (is bool, err error) {
 		mode = 1
 	}
 	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, mode); err != nil {
-		return false, pathError("BLKROSET", f, err)
+		return false, rawfile.PathError("BLKROSET", f, err)
 	}
 	mode, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
-	return mode != 0, pathError("BLKROGET", f, err)
+	return mode != 0, rawfile.PathError("BLKROGET", f, err)
 }

@@ -36,13 +36,13 @@ func Zero(ctx context.Context, f *os.File, bytes int64, part func(offset, bytes 
 	if err := f.Sync(); err != nil { // of a loop device's file as well
 		return err
 	}
-	return pathError("BLKFLSBUF", f, unix.IoctlSetInt(int(f.Fd()), unix.BLKFLSBUF, 0))
+	return rawfile.PathError("BLKFLSBUF", f, unix.IoctlSetInt(int(f.Fd()), unix.BLKFLSBUF, 0))
 }
 
 // ZeroRange makes a range of a file or a device zero and keeps its blocks, if it
 // can; the kernel writes zeros to a device that cannot.
 func ZeroRange(f *os.File, offset, bytes int64) error {
-	return pathError("zero", f, rawfile.Fallocate(int(f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes))
+	return rawfile.PathError("zero", f, rawfile.Fallocate(int(f.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, bytes))
 }
 
 // Punch makes a range of a device zero and gives back its blocks, if it can: what
@@ -52,12 +52,5 @@ func Punch(f *os.File, offset, bytes int64) error {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return ZeroRange(f, offset, bytes)
 	}
-	return pathError("punch", f, err)
-}
-
-func pathError(op string, f *os.File, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &os.PathError{Op: op, Path: f.Name(), Err: err}
+	return rawfile.PathError("punch", f, err)
 }

@@ -240,7 +240,7 @@ func (s *Devices) bind(ctx context.Context, name string, backing *os.File, confi
 	if !as.ReadOnly {
 		// BLKROSET outlives the backing that it was meant for. Without CAP_SYS_ADMIN it is refused, and LOOP_CONFIGURE is not.
 		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, 0); err != nil {
-			return false, pathError("BLKROSET (needs CAP_SYS_ADMIN)", f, err)
+			return false, rawfile.PathError("BLKROSET (needs CAP_SYS_ADMIN)", f, err)
 		}
 	}
 	if as.Solid {
@@ -277,7 +277,7 @@ func (s *Devices) configureFree(ctx context.Context, name string, config *unix.L
 // undoConfigure detaches an open device that was configured just now. The backing is let
 // go when f is closed.
 func undoConfigure(f *os.File) error {
-	return pathError("LOOP_CLR_FD", f, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
+	return rawfile.PathError("LOOP_CLR_FD", f, unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0))
 }
 
 // lostRace reports whether another process has taken the device, or removes it.

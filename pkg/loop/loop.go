@@ -308,19 +308,12 @@ func OpenFile(path string, id FileID, mode int) (*os.File, error) {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, errors.Join(pathError("fstat", f, err), f.Close())
+		return nil, errors.Join(rawfile.PathError("fstat", f, err), f.Close())
 	}
 	if id != (FileID{devnode.NumberOf(st.Dev), st.Ino}) {
 		return nil, errors.Join(fmt.Errorf("%s was replaced meanwhile", path), f.Close())
 	}
 	return f, nil
-}
-
-func pathError(op string, f *os.File, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &os.PathError{Op: op, Path: f.Name(), Err: err}
 }
 
 // closeAfter closes f and joins the error, if any, to *err.

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -221,7 +222,7 @@ func changeBack(d *Device, openBacking func() (*os.File, error)) (restored *Devi
 		return nil, fmt.Errorf("%s was attached anew meanwhile", d.Path())
 	}
 	if err := unix.IoctlSetInt(int(f.Fd()), loopChangeFD, int(backing.Fd())); err != nil {
-		return nil, pathError("LOOP_CHANGE_FD", f, err)
+		return nil, rawfile.PathError("LOOP_CHANGE_FD", f, err)
 	}
 	return describe(int(f.Fd()), d.name)
 }

@@ -95,6 +95,14 @@ func Fallocate(fd int, mode uint32, offset, bytes int64) error {
 	return RetryErr(func() error { return unix.Fallocate(fd, mode, offset, bytes) })
 }
 
+// PathError tells which system call failed with an open file; nil: none did.
+func PathError(op string, f *os.File, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.PathError{Op: op, Path: f.Name(), Err: err}
+}
+
 // Retry makes a system call until no signal interrupts it, such as those by which the Go
 // runtime preempts goroutines. Package os does so by itself.
 func Retry[T any](call func() (T, error)) (T, error) {
