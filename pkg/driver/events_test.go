@@ -151,7 +151,7 @@ func TestDeviceThatComesIsAttached(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, make([]byte, 1<<20), 0o600))
 	// There is no such device yet: a free one would be given to whoever asks for any.
-	number := state.DeviceNumber{Major: 7, Minor: machine.FreeLoop(t)}
+	number := machine.FreeLoop(t)
 	node := fmt.Sprint("/dev/loop", number.Minor)
 	losetup := func(args ...string) {
 		if out, err := exec.Command("losetup", args...).CombinedOutput(); err != nil {

@@ -97,7 +97,7 @@ func TestDetachTakesEveryDeviceOfTheTag(t *testing.T) {
 	require.NoError(t, err)
 	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
 	copy(config.Info.File_name[:tagSize], to.Tag)
-	name := addLoop(t, ownNumber(t))
+	name := addLoop(t, machine.FreeLoop(t))
 	if taken, err := s.bind(t.Context(), name, backing, &config, Shape{Sector: 512}, false, func(*os.File) (bool, error) { return false, nil }); taken || err != nil {
 		t.Fatal(taken, err)
 	}
@@ -140,7 +140,7 @@ func TestDetachWaitsOutAClaim(t *testing.T) {
 // that its own is gone.
 func TestDetachOfANumberThatIsAnothers(t *testing.T) {
 	s := newDevices(t)
-	name := addLoop(t, ownNumber(t))
+	name := addLoop(t, machine.FreeLoop(t))
 	node := filepath.Join("/dev", name)
 	bind := func(to Target) *Device {
 		machine.Command(t, "losetup", node, to.Path)
@@ -166,7 +166,7 @@ func TestAskByNode(t *testing.T) {
 	newDevices(t)
 	bind := func(file string) (name string, want *Device) {
 		t.Helper()
-		name = addLoop(t, ownNumber(t))
+		name = addLoop(t, machine.FreeLoop(t))
 		if d := askByNode(name, "/dev/"+name, describe); d != nil {
 			t.Errorf("not bound: %s", d)
 		}

@@ -28,7 +28,7 @@ func numberFor(t *testing.T, s *Devices, r Request) state.DeviceNumber {
 func TestShownNumbersAreSpared(t *testing.T) {
 	s := newDevices(t)
 	vol, other := request(newFile(t, "vol"), "vol"), request(newFile(t, "other"), "other")
-	shown, alone := numberFor(t, s, other), ownNumber(t) // other tests may have the first for a while
+	shown, alone := numberFor(t, s, other), machine.FreeLoop(t) // other tests may have the first for a while
 	name := addLoop(t, alone)
 	owner, bound := "", false
 	s.Reserve(Numbers{
@@ -81,13 +81,6 @@ func TestNumberThatIsBoundMeanwhileIsSpared(t *testing.T) {
 	detached(t, s, vol.Target)
 }
 
-// ownNumber returns the number of a loop device that nobody else uses, and that
-// there is none of yet.
-func ownNumber(t *testing.T) state.DeviceNumber {
-	t.Helper()
-	return state.DeviceNumber{Major: 7, Minor: machine.FreeLoop(t)}
-}
-
 // addLoop makes the loop device with a number.
 func addLoop(t *testing.T, number state.DeviceNumber) (name string) {
 	t.Helper()
@@ -104,7 +97,7 @@ func addLoop(t *testing.T, number state.DeviceNumber) (name string) {
 // Whoever looks at a device that somebody removes is told that there is none: an
 // attach then takes another.
 func TestNumberOfADeviceThatIsRemoved(t *testing.T) {
-	number := ownNumber(t)
+	number := machine.FreeLoop(t)
 	name := addLoop(t, number)
 	done := make(chan struct{})
 	var looks sync.WaitGroup

@@ -142,7 +142,7 @@ func TestForgedDevice(t *testing.T) {
 		{false, false, true, true}, {false, false, false, true},
 	} {
 		t.Run(fmt.Sprintf("%+v", tt), func(t *testing.T) {
-			numbers := []state.DeviceNumber{ownNumber(t), ownNumber(t)}
+			numbers := []state.DeviceNumber{machine.FreeLoop(t), machine.FreeLoop(t)}
 			slices.SortFunc(numbers, func(a, b state.DeviceNumber) int { return int(a.Minor) - int(b.Minor) })
 			if !tt.first {
 				slices.Reverse(numbers)
@@ -333,7 +333,7 @@ func TestSpoiltViewOfAnotherPluginIsNotTaken(t *testing.T) {
 				before, other := newDevices(t), newDevices(t)
 				to, theirs := newFile(t, "shown"), newFile(t, "theirs")
 				d, their := attach(t, before, request(to, "vol")), attach(t, other, request(theirs, "theirs"))
-				number, err := numberOf(addLoop(t, ownNumber(t)))
+				number, err := numberOf(addLoop(t, machine.FreeLoop(t)))
 				require.NoError(t, err)
 				publishAs(before, number, "vol", false)
 				attach(t, before, viewRequest(d, "vol"))
@@ -370,7 +370,7 @@ func TestViewWithTheNumberOfAnEarlierOne(t *testing.T) {
 func testViewWithTheNumberOfAnEarlierOne(t *testing.T, spoil func(*testing.T, *Device)) {
 	s, first, second := newDevices(t), newFile(t, "first"), newFile(t, "second")
 	over, to := attach(t, s, request(first, "first")), attach(t, s, request(second, "second"))
-	name := addLoop(t, ownNumber(t))
+	name := addLoop(t, machine.FreeLoop(t))
 	number, err := numberOf(name)
 	require.NoError(t, err)
 	publishAs(s, number, "first", true)

@@ -45,7 +45,7 @@ func TestUnreadableBackingIsNotAbsent(t *testing.T) {
 // configured is detached at once.
 func TestFileOpenedMeanwhile(t *testing.T) {
 	to := newFile(t, "vol")
-	name := addLoop(t, ownNumber(t))
+	name := addLoop(t, machine.FreeLoop(t))
 	bindOver := func(backing *os.File, look func(*os.File) (bool, error)) (bool, error) {
 		config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: 512}
 		return newDevices(t).bind(t.Context(), name, backing, &config, Shape{Sector: 512}, true, look)

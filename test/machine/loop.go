@@ -217,14 +217,14 @@ func Bound(device state.DeviceNumber) (bool, error) {
 	return false, nil
 }
 
-// FreeLoop returns the minor number of a loop device that nobody else uses, and that there
-// is none of yet. When the test ends it is removed.
-func FreeLoop(t testing.TB) (minor uint32) {
+// FreeLoop returns the number of a loop device that nobody else uses, and that there is none
+// of yet. When the test ends it is removed.
+func FreeLoop(t testing.TB) state.DeviceNumber {
 	t.Helper()
 	Kernel(t)
-	minor = uint32(20000+rand.IntN(40000)) << partitionBits(t) // the kernel gives the lowest number that is free
+	minor := uint32(20000+rand.IntN(40000)) << partitionBits(t) // the kernel gives the lowest number that is free
 	t.Cleanup(func() { RemoveLoops(t, minor) })
-	return minor
+	return state.DeviceNumber{Major: 7, Minor: minor}
 }
 
 // RemoveLoops removes the loop devices with the minor numbers that are there, unless

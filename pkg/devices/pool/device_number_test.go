@@ -12,18 +12,11 @@ import (
 	"github.com/csi-node/csi-node/test/require"
 )
 
-// ownNumber returns the number of a loop device that nobody else uses, and that
-// there is none of yet.
-func ownNumber(t *testing.T) state.DeviceNumber {
-	t.Helper()
-	return state.DeviceNumber{Major: 7, Minor: machine.FreeLoop(t)}
-}
-
 // A volume that is published gets its number back, and its view the view's, be
 // it that somebody has removed the device.
 func TestPublishedNumbersComeBack(t *testing.T) {
 	for _, id := range []string{"vol", strings.Repeat("long", 20)} { // its tag does not hold all of it
-		number, viewNumber := ownNumber(t), ownNumber(t)
+		number, viewNumber := machine.FreeLoop(t), machine.FreeLoop(t)
 		p, _ := newPool(t)
 		b := newBackend(t, p)
 		create(t, p, id, pool.Thin)

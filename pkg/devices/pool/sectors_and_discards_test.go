@@ -17,6 +17,7 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/devices/devicestest"
 	"github.com/csi-node/csi-node/pkg/devices/pool"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -395,10 +396,6 @@ func ownDev(t *testing.T) func() {
 	}
 }
 
-func numberOf(dev uint64) state.DeviceNumber {
-	return state.DeviceNumber{Major: unix.Major(dev), Minor: unix.Minor(dev)}
-}
-
 func TestNodesAreMade(t *testing.T) {
 	if !elsewhere(t, ownDev(t)) {
 		return
@@ -415,8 +412,8 @@ func TestNodesAreMade(t *testing.T) {
 	for _, d := range []state.Device{d, v} {
 		var st unix.Stat_t
 		require.NoError(t, unix.Stat(d.Path, &st))
-		if st.Mode != unix.S_IFBLK|0o660 || st.Uid != 0 || fmt.Sprint(st.Gid) != disk || numberOf(st.Rdev) != d.Number {
-			t.Errorf("%s: mode %o, owner %d:%d, device %s; want device %s and group %s", d.Path, st.Mode, st.Uid, st.Gid, numberOf(st.Rdev), d.Number, disk)
+		if st.Mode != unix.S_IFBLK|0o660 || st.Uid != 0 || fmt.Sprint(st.Gid) != disk || devnode.NumberOf(st.Rdev) != d.Number {
+			t.Errorf("%s: mode %o, owner %d:%d, device %s; want device %s and group %s", d.Path, st.Mode, st.Uid, st.Gid, devnode.NumberOf(st.Rdev), d.Number, disk)
 		}
 	}
 	require.NoError(t, os.Remove(d.Path))
@@ -468,7 +465,7 @@ func TestReadOnlySysfs(t *testing.T) {
 	}) {
 		return
 	}
-	number := ownNumber(t) // of a device that has refused none yet
+	number := machine.FreeLoop(t) // of a device that has refused none yet
 	b, data := setup(t, pool.Thick)
 	b.loops.Reserve(loop.Numbers{Published: func(string, bool) []state.DeviceNumber { return []state.DeviceNumber{number} }})
 	d := attach(t, b, "vol", false)
