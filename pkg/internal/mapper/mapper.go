@@ -25,11 +25,10 @@ const control = "/dev/mapper/control"
 
 // Device is a device of the device mapper.
 type Device struct {
-	Name      string
-	Number    state.DeviceNumber
-	UUID      string // "LVM-…", "CRYPT-…"; may be empty
-	Opens     int    // who has it open, mounts among them
-	Suspended bool   // whoever reads or writes it waits
+	Name   string
+	Number state.DeviceNumber
+	UUID   string // "LVM-…", "CRYPT-…"; may be empty
+	Opens  int    // who has it open, mounts among them
 }
 
 // layerPrefix begins the names of the devices that the plugin's own layers make, such as
@@ -62,11 +61,10 @@ func find(name, uuid string) (*Device, error) {
 		return nil, nil
 	}
 	return &Device{
-		Name:      unix.ByteSliceToString(r.Name[:]),
-		Number:    devnode.NumberOf(r.Dev),
-		UUID:      unix.ByteSliceToString(r.Uuid[:]),
-		Opens:     int(r.Open_count),
-		Suspended: r.Flags&unix.DM_SUSPEND_FLAG != 0,
+		Name:   unix.ByteSliceToString(r.Name[:]),
+		Number: devnode.NumberOf(r.Dev),
+		UUID:   unix.ByteSliceToString(r.Uuid[:]),
+		Opens:  int(r.Open_count),
 	}, nil
 }
 
