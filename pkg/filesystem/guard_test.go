@@ -60,9 +60,9 @@ func random(n int) string {
 	return string(b)
 }
 
-// mkfsTo makes a file system of only so many 4 KiB blocks.
-func mkfsTo(blocks string) func(*testing.T, string) {
-	return func(t *testing.T, image string) { command(t, "mkfs.ext4", "-q", "-b", "4096", image, blocks) }
+// mkfsBelow makes an ext4 that leaves the end of the device to others.
+func mkfsBelow(t *testing.T, image string) {
+	command(t, "mkfs.ext4", "-q", "-b", "4096", image, "2000")
 }
 
 var guardCases = []guardCase{
@@ -78,7 +78,7 @@ var guardCases = []guardCase{
 	{name: "xfs", size: 300 * mib, make: tool("mkfs.xfs", "-q"), kind: state.ContentsFilesystem, found: "xfs file system"},
 	{name: "old xfs", size: 300 * mib, make: tool("mkfs.xfs", "-q", "-m", "crc=0"), kind: state.ContentsFilesystem, found: "xfs file system"},
 	{name: "ext4 behind boot code", make: both(tool("mkfs.ext4", "-q"), at(0, "\xeb\x3c\x90"), at(446, "\x13\x37 code"), at(510, bootMagic)), kind: state.ContentsFilesystem, found: "ext4"},
-	{name: "ext4 with an old backup GPT", make: both(mkfsTo("2000"), at(-512, gptMagic)), kind: state.ContentsFilesystem, found: "ext4"},
+	{name: "ext4 with an old backup GPT", make: both(mkfsBelow, at(-512, gptMagic)), kind: state.ContentsFilesystem, found: "ext4"},
 	{name: "ext4 with the magic of RAID inside a file", make: both(tool("mkfs.ext4", "-q"), at(-64<<10, mdMagic)), kind: state.ContentsFilesystem, found: "ext4"},
 
 	{name: "ext4 with the magic of reiserfs inside a file", make: both(tool("mkfs.ext4", "-q"), at(64<<10+52, "ReIsErFs")), kind: state.ContentsFilesystem, found: "ext4"},
@@ -121,12 +121,12 @@ var guardCases = []guardCase{
 	{name: "the magic of xfs", make: at(0, xfsMagic), kind: state.ContentsOther, found: "damaged xfs superblock at byte 0"},
 	{name: "ext4 under LVM", make: both(tool("mkfs.ext4", "-q"), at(512, "LABELONE")), kind: state.ContentsOther, found: "ext4 file system and LVM2"},
 	{name: "ext4 under a partition table", make: both(tool("mkfs.ext4", "-q"), at(0, mbr())), kind: state.ContentsOther, found: "ext4 file system and MBR"},
-	{name: "ext4 under RAID", make: both(mkfsTo("2000"), at(-64<<10, mdMagic)), kind: state.ContentsOther, found: "ext4 file system and MD RAID 0.90"},
+	{name: "ext4 under RAID", make: both(mkfsBelow, at(-64<<10, mdMagic)), kind: state.ContentsOther, found: "ext4 file system and MD RAID 0.90"},
 	{name: "xfs under swap", size: 300 * mib, make: both(tool("mkfs.xfs", "-q"), at(4086, "SWAPSPACE2")), kind: state.ContentsOther, found: "xfs file system and swap"},
-	{name: "ext4 under DDF RAID", make: both(mkfsTo("2000"), at(-512, "\xde\x11\xde\x11")), kind: state.ContentsOther, found: "ext4 file system and DDF RAID"},
-	{name: "ext4 under Intel RAID", make: both(mkfsTo("2000"), at(-1024, "Intel Raid ISM Cfg Sig. 1.3")), kind: state.ContentsOther, found: "ext4 file system and Intel RAID"},
-	{name: "ext4 under Intel RAID with sectors of 4 KiB", make: both(mkfsTo("2000"), at(-8192, "Intel Raid ISM Cfg Sig. 1.3")), kind: state.ContentsOther, found: "ext4 file system and Intel RAID"},
-	{name: "ext4 under DRBD", make: both(mkfsTo("2000"), at(-4096+60, "\x83\x74\x02\x6d")), kind: state.ContentsOther, found: "ext4 file system and DRBD"},
+	{name: "ext4 under DDF RAID", make: both(mkfsBelow, at(-512, "\xde\x11\xde\x11")), kind: state.ContentsOther, found: "ext4 file system and DDF RAID"},
+	{name: "ext4 under Intel RAID", make: both(mkfsBelow, at(-1024, "Intel Raid ISM Cfg Sig. 1.3")), kind: state.ContentsOther, found: "ext4 file system and Intel RAID"},
+	{name: "ext4 under Intel RAID with sectors of 4 KiB", make: both(mkfsBelow, at(-8192, "Intel Raid ISM Cfg Sig. 1.3")), kind: state.ContentsOther, found: "ext4 file system and Intel RAID"},
+	{name: "ext4 under DRBD", make: both(mkfsBelow, at(-4096+60, "\x83\x74\x02\x6d")), kind: state.ContentsOther, found: "ext4 file system and DRBD"},
 	{name: "ext4 under ZFS", make: both(tool("mkfs.ext4", "-q"), at(16<<10, "\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01")), kind: state.ContentsOther, found: "ext4 file system and ZFS label"},
 	{name: "ext4 under UDF", make: both(tool("mkfs.ext4", "-q"), at(32<<10+1, "BEA01"), at(256*2048, "\x02\x00\x02\x00xxxxxxxx\x00\x01\x00\x00")), kind: state.ContentsOther, found: "ext4 file system and udf"},
 	{name: "a partition table beside an older swap area", make: both(at(0, mbr()), at(4086, "SWAPSPACE2")), kind: state.ContentsOther, found: "swap area at byte 4086 and MBR"},

@@ -244,8 +244,8 @@ func (k *fakeKernel) fail(o op, key string, times int, err error) *fault {
 }
 
 // slow makes calls take virtual time.
-func (k *fakeKernel) slow(o op, key string, times int, takes time.Duration) *fault {
-	return k.fault(&fault{op: o, key: key, times: times, takes: takes})
+func (k *fakeKernel) slow(o op, key string, times int, takes time.Duration) {
+	k.fault(&fault{op: o, key: key, times: times, takes: takes})
 }
 
 // hang makes one call hang until open or, unless deaf, until its ctx ends.
