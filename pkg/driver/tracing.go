@@ -2,8 +2,6 @@ package driver
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"strings"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -38,9 +36,14 @@ func startTracing(ctx context.Context, c Config, version string) (*tracing.Traci
 // of a call whose trace is kept have its id.
 func traceCalls(tracer trace.Tracer) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		if md, ok := metadata.FromIncomingContext(ctx); ok {
-			ctx = propagation.TraceContext{}.Extract(ctx, incoming(md))
+		var caller propagation.TraceContext
+		told := propagation.MapCarrier{}
+		for _, key := range caller.Fields() {
+			if values := metadata.ValueFromIncomingContext(ctx, key); len(values) > 0 {
+				told[key] = values[0]
+			}
 		}
+		ctx = caller.Extract(ctx, told)
 		method := strings.TrimPrefix(info.FullMethod, "/")
 		ctx, span := tracer.Start(ctx, method, trace.WithSpanKind(trace.SpanKindServer),
 			trace.WithAttributes(attribute.String("rpc.system.name", "grpc"), attribute.String("rpc.method", method)))
@@ -61,20 +64,3 @@ func traceCalls(tracer trace.Tracer) grpc.UnaryServerInterceptor {
 		return resp, err
 	}
 }
-
-// incoming lets a propagator read the metadata of a call.
-type incoming metadata.MD
-
-// Get implements propagation.TextMapCarrier.
-func (m incoming) Get(key string) string {
-	if all := metadata.MD(m).Get(key); len(all) > 0 {
-		return all[0]
-	}
-	return ""
-}
-
-// Set implements propagation.TextMapCarrier.
-func (m incoming) Set(key, value string) { metadata.MD(m).Set(key, value) }
-
-// Keys implements propagation.TextMapCarrier.
-func (m incoming) Keys() []string { return slices.Collect(maps.Keys(m)) }
