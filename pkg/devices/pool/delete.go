@@ -44,7 +44,7 @@ func (p *Pool) remove(id string) error {
 	}
 	switch err := unix.Rename(place, trash); {
 	case errors.Is(err, unix.ENOENT): // perhaps an earlier call renamed it, and failed then
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT): // the name would take one more block of trash
+	case durable.LacksRoom(err): // the name would take one more block of trash
 		return takeApart(place)
 	case err != nil:
 		return fmt.Errorf("rename %s to %s: %w", place, trash, err)

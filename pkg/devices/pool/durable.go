@@ -172,17 +172,12 @@ func (p *Pool) change(ctx context.Context, id string, change func() error) error
 	return err
 }
 
-// lacksRoom reports whether a file system is full or limited.
-func lacksRoom(err error) bool {
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
-}
-
 const takesNoWrites = "its file system takes no writes: it was mounted read-only, or has met an error, which dmesg tells; repair it, and mount it for writing again"
 
 // noRoom gives errors of a file system that is full, limited or read-only their class.
 func noRoom(err error) error {
 	switch {
-	case lacksRoom(err):
+	case durable.LacksRoom(err):
 		return state.Errorf(state.ResourceExhausted, "the pool has no room; delete volumes or data, or enlarge the pool: %w", err)
 	case errors.Is(err, unix.EROFS): // another node is asked then
 		return state.Errorf(state.ResourceExhausted, "the pool has no room, as %s: %w", takesNoWrites, err)

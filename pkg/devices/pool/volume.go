@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -197,7 +198,7 @@ func (p *Pool) update(ctx context.Context, id string, change func(*Volume) error
 			p.cache.put(id, cachedFacts{file, v, after})
 		}
 	}
-	if lacksRoom(err) {
+	if durable.LacksRoom(err) {
 		err = p.overwriteFacts(ctx, id, after)
 	}
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 )
 
@@ -33,6 +35,11 @@ func Replace(path string, contents []byte) error {
 		return errors.Join(err, os.Remove(path+NewSuffix))
 	}
 	return os.Rename(path+NewSuffix, path)
+}
+
+// LacksRoom reports whether an error says that a file system is full or limited.
+func LacksRoom(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
 // SyncDir makes the names in a directory durable.

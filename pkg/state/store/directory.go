@@ -207,8 +207,6 @@ func (d *directory) remove(current string) error {
 	return nil
 }
 
-func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
-
 // exchange exchanges the names of two files, or directories. If to is not there, from is
 // renamed to it, and fresh is true. Where the file system cannot exchange names, to is
 // replaced.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -150,9 +151,9 @@ func (s *Store) commit(before, after *state.Volume, left []occupant, write bool)
 		err = s.dir.put(after, !written.Empty(), more)
 	}
 	switch {
-	case isFull(err) && more:
+	case durable.LacksRoom(err) && more:
 		return state.Errorf(state.ResourceExhausted, "store %s: volume %s: the file system of the state directory is full, and nothing new can be set up until there is room on it: %w", s.path, after.ID, err)
-	case isFull(err) && !s.hasFile(after.ID): // or a crash would bring back what it has
+	case durable.LacksRoom(err) && !s.hasFile(after.ID): // or a crash would bring back what it has
 		klog.Background().Error(err, "A record that has no file cannot be written, and is kept in memory: make room", "store", s.path, "volume", after.ID)
 	case err != nil:
 		return fmt.Errorf("store %s: volume %s: writing the record: %w", s.path, after.ID, err)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csi-node/csi-node/pkg/internal/durable"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -25,7 +26,7 @@ func fill(t *testing.T, dir string, size int) (give func()) {
 	for i := 0; err == nil; i++ {
 		err = os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), make([]byte, size), 0o600)
 	}
-	if !isFull(err) {
+	if !durable.LacksRoom(err) {
 		t.Fatal(err)
 	}
 	return func() { must(t, os.RemoveAll(dir)) }
@@ -218,7 +219,7 @@ func TestRemovalWithoutFile(t *testing.T) {
 	}
 	must(t, os.Remove(fileOf(dir, "w")+spareSuffix))
 	fill(t, dir, 4096)
-	if _, err := s.Edit("w", unpublished("/pod/w")); !isFull(err) || s.Get("w").Targets["/pod/w"].Gone {
+	if _, err := s.Edit("w", unpublished("/pod/w")); !durable.LacksRoom(err) || s.Get("w").Targets["/pod/w"].Gone {
 		t.Errorf("a removal that would come back: %v; there is %s", err, text(s.Get("w")))
 	}
 }
