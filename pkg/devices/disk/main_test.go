@@ -165,18 +165,6 @@ func (r rack) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
 	return r.views.AttachView(ctx, d)
 }
 
-func (r rack) BeginFormat(ctx context.Context, v devices.Volume) error {
-	return r.Set.BeginFormat(ctx, r.of(v))
-}
-
-func (r rack) EndFormat(ctx context.Context, v devices.Volume, fsType string) error {
-	return r.Set.EndFormat(ctx, r.of(v), fsType)
-}
-
-func (r rack) BeginRaw(ctx context.Context, v devices.Volume) error {
-	return r.Set.BeginRaw(ctx, r.of(v))
-}
-
 func TestConformance(t *testing.T) {
 	devicestest.Backend(t, func(t *testing.T) devicestest.Harness {
 		lib := t.TempDir()
