@@ -136,12 +136,8 @@ func hasUDF(d *device, head []byte) (bool, error) {
 // fillsFirstSector reports whether what was found has the first sector to itself: what looks
 // like an MBR there is for show, as that of a GPT, or by chance.
 func fillsFirstSector(found string) bool {
-	for _, name := range []string{"GPT ", "LUKS ", "BitLocker ", "ntfs ", "exfat ", "vfat "} {
-		if strings.HasPrefix(found, name) {
-			return true
-		}
-	}
-	return false
+	names := []string{"GPT ", "LUKS ", "BitLocker ", "ntfs ", "exfat ", "vfat "}
+	return slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(found, name) })
 }
 
 // farSignatures names what is at the end of a device, and the superblocks of a

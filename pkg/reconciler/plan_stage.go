@@ -216,12 +216,7 @@ func callerNeedsStage(want *state.Volume) bool {
 
 // stageIsOurs reports whether the volume is mounted anywhere in the stack at the staging path.
 func (p *planner) stageIsOurs() bool {
-	for _, m := range p.have.Stage.Mounts {
-		if p.ours(m) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.have.Stage.Mounts, p.ours)
 }
 
 // keepMounted judges what is mounted at the staging path and plans to put it right.

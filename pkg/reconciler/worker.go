@@ -514,12 +514,7 @@ func (p *pass) refused(want *state.Volume, plan Plan, part state.Part) bool {
 	if p.refusal(want, plan, part) == nil {
 		return false
 	}
-	for _, w := range p.waiters {
-		if w.part == part && w.intent == want.Intent(part).Revision {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.waiters, func(w *waiter) bool { return w.part == part && w.intent == want.Intent(part).Revision })
 }
 
 // refusal returns why a part failed for good. As long as the inline volume of a
