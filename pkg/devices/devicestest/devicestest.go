@@ -5,14 +5,12 @@ package devicestest
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -206,12 +204,7 @@ func (s *suite) attached(volume string, readOnly bool) state.Device {
 // isNode sees that the path of a device is the node of its number.
 func (s *suite) isNode(d state.Device) {
 	s.Helper()
-	var at unix.Stat_t
-	if err := unix.Stat(d.Path, &at); err != nil {
-		s.Fatalf("the path of the device %s: %v", d.Number, &os.PathError{Op: "stat", Path: d.Path, Err: err})
-	}
-	number := state.DeviceNumber{Major: unix.Major(at.Rdev), Minor: unix.Minor(at.Rdev)}
-	if !filepath.IsAbs(d.Path) || at.Mode&unix.S_IFMT != unix.S_IFBLK || number != d.Number {
+	if number, is := devnode.NumberAt(d.Path); !is || !filepath.IsAbs(d.Path) || number != d.Number {
 		s.Fatalf("the path %q is not that of the block device %s: it is absolute, and a node of that number", d.Path, d.Number)
 	}
 }

@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -87,11 +86,10 @@ func (s *layerSuite) losetup(args ...string) string {
 // look completes a device by what its node says.
 func (s *layerSuite) look(d state.Device) state.Device {
 	s.Helper()
-	var st unix.Stat_t
-	s.ok(unix.Stat(d.Path, &st))
-	size, err := sizeOf(d.Path)
+	var err error
+	d.Number, _ = devnode.NumberAt(d.Path)
+	d.Size, err = sizeOf(d.Path)
 	s.ok(err)
-	d.Number, d.Size = state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}, size
 	return d
 }
 
@@ -137,22 +135,13 @@ func (s *layerSuite) closed(lower state.Device) {
 
 func (s *layerSuite) write(d state.Device, data []byte) {
 	s.Helper()
-	f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
-	s.ok(err)
-	defer f.Close()
-	_, err = f.WriteAt(data, d.Size/2)
-	s.ok(err)
-	s.ok(f.Sync())
+	write(s.T, d, d.Size/2, data)
 }
 
 func (s *layerSuite) wantData(d state.Device, want []byte) {
 	s.Helper()
-	f, err := os.Open(d.Path)
-	s.ok(err)
-	defer f.Close()
 	got := make([]byte, len(want))
-	_, err = f.ReadAt(got, d.Size/2)
-	s.ok(err)
+	read(s.T, d, d.Size/2, got)
 	if !bytes.Equal(got, want) {
 		s.Fatalf("read %q, want %q", got, want)
 	}
@@ -257,14 +246,12 @@ func (s *layerSuite) grow() {
 func (s *layerSuite) held() {
 	s.made()
 	d := s.opened(false)
-	f, err := os.OpenFile(d.Path, os.O_RDONLY|unix.O_EXCL, 0) // as a mount does
-	s.ok(err)
-	defer f.Close()
+	release := Hold(s.T, d.Path)
 	s.class(s.Layer.Close(s.ctx, s.lower, s.Volume), state.Unavailable)
 	if after := s.find(s.lower, s.Volume, state.DeviceAttached); after != d {
 		s.Errorf("after the refusal: %+v, before %+v", after, d)
 	}
-	s.ok(f.Close())
+	release()
 	s.closed(s.lower)
 }
 
