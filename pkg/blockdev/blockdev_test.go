@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +13,8 @@ import (
 
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/devices/devicestest"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/loop"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -37,14 +38,8 @@ func disk(t *testing.T) (d state.Device, image string) {
 	image = filepath.Join(t.TempDir(), "disk")
 	ok(t, os.WriteFile(image, bytes.Repeat([]byte("disk"), size/4), 0o600))
 	path := machine.Losetup(t, image)
-	return state.Device{State: state.DeviceAttached, Path: path, Number: numberOf(t, path), Size: size}, image
-}
-
-func numberOf(t *testing.T, path string) state.DeviceNumber {
-	t.Helper()
-	var st unix.Stat_t
-	ok(t, unix.Stat(path, &st))
-	return state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
+	number, _ := devnode.NumberAt(path)
+	return state.Device{State: state.DeviceAttached, Path: path, Number: number, Size: size}, image
 }
 
 // open returns what the plugin has after a start.
@@ -82,21 +77,10 @@ func attachView(t *testing.T, b *blockdev.Devices, d state.Device) state.Device 
 	return v
 }
 
-// claim opens a device as a mount does, until release is called.
-func claim(t *testing.T, path string) (release func()) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_EXCL, 0)
-	ok(t, err)
-	t.Cleanup(func() { _ = f.Close() }) // again, perhaps
-	return func() { ok(t, f.Close()) }
-}
-
 func read(t *testing.T, path string) []byte {
 	t.Helper()
-	f, err := os.Open(path)
+	data, err := os.ReadFile(path)
 	ok(t, err)
-	data, err := io.ReadAll(f)
-	ok(t, errors.Join(err, f.Close()))
 	return data
 }
 
@@ -167,7 +151,7 @@ func TestHeld(t *testing.T) {
 		}
 	}
 	mustBe(false)
-	release := claim(t, d.Path)
+	release := devicestest.Hold(t, d.Path)
 	mustBe(true)
 	release()
 	mustBe(false)

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/hang"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
@@ -294,7 +295,7 @@ func tmpfs(t *testing.T, path, source string, attributes state.Attributes) state
 	var st unix.Stat_t
 	must(t, unix.Stat(path, &st))
 	return state.Mount{
-		Device: state.DeviceNumber{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev)},
+		Device: devnode.NumberOf(st.Dev),
 		FSType: "tmpfs", Source: source, Root: "/", Attributes: attributes,
 	}
 }

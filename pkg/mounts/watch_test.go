@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 )
@@ -138,7 +139,7 @@ func TestWatchTellsWhatWentBeforeItWasRead(t *testing.T) {
 		makeDirs(t, later)
 		var st unix.Stat_t
 		must(t, unix.Stat(source, &st))
-		device := state.DeviceNumber{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev)}
+		device := devnode.NumberOf(st.Dev)
 		w, err := h.watch(s)
 		must(t, err)
 		must(t, h.BindMount(t.Context(), source, device, target, state.Flags{}))

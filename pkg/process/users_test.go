@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/require"
 )
@@ -211,7 +212,7 @@ func TestMappingOfALongPath(t *testing.T) {
 	}
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(dir, &st))
-	of := files{device: state.DeviceNumber{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev)}}
+	of := files{device: devnode.NumberOf(st.Dev)}
 	mapped(unix.AT_FDCWD, dir+"/f")
 	for range 4 { // of which one comes before it
 		mapped(fd, "f")

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
@@ -49,7 +50,7 @@ func loopDevice(t *testing.T) (path string, number state.DeviceNumber, detach fu
 	path = machine.Losetup(t, file)
 	var st unix.Stat_t
 	must(t, unix.Stat(path, &st))
-	return path, state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}, func() { machine.LosetupDetach(t, path) }
+	return path, devnode.NumberOf(st.Rdev), func() { machine.LosetupDetach(t, path) }
 }
 
 func TestDetachIsHeard(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -103,11 +104,7 @@ func (o Offset) Find(_ context.Context, lower state.Device, v devices.Volume) (s
 	} else if info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
 		d.State = state.DeviceDetaching
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return state.Device{}, err
-	}
-	d.Number = state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
+	d.Number, _ = devnode.NumberAt(path)
 	d.Size, err = sizeOf(path)
 	return d, err
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/state"
 	"github.com/csi-node/csi-node/test/machine"
 	"github.com/csi-node/csi-node/test/require"
@@ -40,7 +41,7 @@ func attached(t *testing.T) (d state.Device, file string) {
 	path := machine.Losetup(t, file)
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(path, &st))
-	return state.Device{State: state.DeviceAttached, Path: path, Size: bytes, Number: state.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}}, file
+	return state.Device{State: state.DeviceAttached, Path: path, Size: bytes, Number: devnode.NumberOf(st.Rdev)}, file
 }
 
 // made makes a layer whose passphrase is "one".
