@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/command"
 	"github.com/csi-node/csi-node/pkg/tracing"
@@ -30,10 +29,11 @@ xfsprogs) and btrfs (Debian: btrfs-progs). Whatever is missing is reported at th
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.log = &logTail{}
-			if err := logging.begin(cfg.log); err != nil {
+			end, err := logging.begin(cfg.log)
+			if err != nil {
 				return err
 			}
-			defer klog.Flush()
+			defer end()
 			if cfg.NodeID == "" {
 				name, err := os.Hostname()
 				if err != nil {

@@ -7,10 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -31,31 +33,38 @@ type loggingFlags struct {
 	verbosity int
 }
 
-// begin makes the logger of the process, which writes to standard error and to the
-// tail. It is called once, before anything is logged.
-func (f loggingFlags) begin(tail *logTail) error {
+// begin makes the logger of the process, which writes to the tail, and to standard error until end.
+// It is called once, before anything is logged.
+func (f loggingFlags) begin(tail *logTail) (end func(), err error) {
 	if f.verbosity < 0 {
-		return command.WrongUse("--v %d: must not be negative", f.verbosity)
+		return nil, command.WrongUse("--v %d: must not be negative", f.verbosity)
 	}
-	out := io.MultiWriter(os.Stderr, tail)
+	if f.format != textFormat && f.format != jsonFormat {
+		return nil, command.WrongUse("--logging-format %q: must be %s or %s", f.format, textFormat, jsonFormat)
+	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // who reads the log may end: that is an error, and no reason to die
+	stderr := newLogWriter(os.Stderr, func(lines int) {
+		klog.ErrorS(nil, "Nobody read the log for a while, and lines of it were left out", "lines", lines)
+	})
+	end = func() { klog.Flush(); stderr.End() }
+	out := io.MultiWriter(tail, stderr)
 	settings := map[string]string{"v": strconv.Itoa(f.verbosity)}
 	switch f.format {
 	case textFormat: // to one writer in place of klog's own files
 		settings["logtostderr"], settings["one_output"], settings["stderrthreshold"] = "false", "true", "FATAL"
 	case jsonFormat:
 		klog.SetLoggerWithOptions(jsonLogger(out, f.verbosity), klog.ContextualLogger(true))
-	default:
-		return command.WrongUse("--logging-format %q: must be %s or %s", f.format, textFormat, jsonFormat)
 	}
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
 	for name, value := range settings {
 		if err := flags.Set(name, value); err != nil {
-			return err
+			end()
+			return nil, err
 		}
 	}
 	klog.SetOutput(out)
-	return nil
+	return end, nil
 }
 
 // ended returns why the plugin ended. If who reads the log expects an object a line, the
