@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -70,7 +71,10 @@ func (d fakeDevices) Detach(ctx context.Context, volume devices.Volume) error {
 		if v == nil || v.device == nil {
 			return nil
 		}
-		if paths := d.k.seen(v.highest().number); len(paths) > 0 {
+		anothers := func(p string) bool { // the number was that of its device
+			return slices.ContainsFunc(d.k.mounts[p], func(m fakeMount) bool { return m.volume != "" && m.volume != id })
+		}
+		if paths := slices.DeleteFunc(d.k.seen(v.highest().number), anothers); len(paths) > 0 {
 			return d.k.refuse(id, "detach while mounted at %v", paths)
 		}
 		if v.view != nil {

@@ -101,6 +101,17 @@ func (s *fakeStore) VolumesAt(path string) []string {
 	return ids
 }
 
+func (s *fakeStore) VolumeOfDevice(number state.DeviceNumber) string {
+	for _, v := range s.List() {
+		for _, t := range v.Targets {
+			if t.Device == number && number != (state.DeviceNumber{}) {
+				return v.ID
+			}
+		}
+	}
+	return ""
+}
+
 func (s *fakeStore) Edit(id string, edit func(*state.Volume) error) (*state.Volume, error) {
 	return s.edit(id, edit, true)
 }

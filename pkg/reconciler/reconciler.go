@@ -27,6 +27,8 @@ type Store interface {
 	Flush(id string) error
 	List() []*state.Volume
 	VolumesAt(path string) []string
+	// VolumeOfDevice returns the volume that is published as a device number; "" if there is none.
+	VolumeOfDevice(number state.DeviceNumber) string
 }
 
 // Devices attaches volumes, each by its backend; a *devices.Set is one.

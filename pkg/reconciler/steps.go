@@ -146,6 +146,36 @@ func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state
 	return errors.Join(err, r.kernel.Views.DetachView(ctx, d))
 }
 
+// anothersNumber returns an error if a device of a volume that nobody uses yet got a number with
+// which pods have another volume: they would be shown this one. The device that they had is gone, or
+// there would be no such number, and no backend but those of package loop knows of it.
+func (r *Reconciler) anothersNumber(want *state.Volume, have *state.Actual) error {
+	if want.Stage == nil || want.Stage.Gone || len(have.Stage.Mounts) > 0 || have.View.Present() {
+		return nil
+	}
+	for _, m := range have.Targets.All() {
+		if len(m.Mounts) > 0 {
+			return nil
+		}
+	}
+	for _, e := range have.Stack() {
+		if owner := r.store.VolumeOfDevice(e.Device.Number); e.Device.Attached() && owner != "" && owner != want.ID {
+			return state.Errorf(state.Unavailable, "volume %s: its device %s got the number %s, with which pods have the volume %s, whose own device is gone: they would be shown this volume, so it is detached again. Restart the pods of %s first", want.ID, e.Device.Path, e.Device.Number, owner, owner)
+		}
+	}
+	return nil
+}
+
+// giveBack takes the uppermost device of a volume down.
+func (r *Reconciler) giveBack(ctx context.Context, want *state.Volume, have *state.Actual) error {
+	for _, e := range slices.Backward(have.Stack()) {
+		if e.Layer != "" && e.Device.Attached() {
+			return r.onLayer(ctx, Step{Action: CloseLayer, Part: state.StagePart(), Layer: e.Layer}, want, have)
+		}
+	}
+	return r.kernel.Devices.Detach(ctx, r.spec(want))
+}
+
 // indexOf returns the index in the stack of the element that a layer made; 0, which is
 // the source, for the empty name.
 func indexOf(have *state.Actual, layer string) int {

@@ -106,6 +106,10 @@ func (p *pass) advance(ctx context.Context) bool {
 		p.answer(ctx, want, Plan{})
 		return false
 	}
+	if err := p.r.anothersNumber(want, have); err != nil && p.failure(want, state.StagePart()) == nil {
+		p.fail(want, state.StagePart(), errors.Join(err, p.r.giveBack(ctx, want, have)))
+		return true
+	}
 	p.noteProof(have)
 	if p.retire(ctx, want) {
 		return true
