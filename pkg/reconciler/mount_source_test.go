@@ -15,12 +15,14 @@ import (
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/report"
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/require"
 )
 
 // memory is a backend whose volumes are a tmpfs each; all else it does not have.
 type memory struct {
 	Devices
 	forgetful *atomic.Bool // nothing is known by the id alone
+	moved     *atomic.Bool // they are mounted from somewhere else, after a start with other flags
 }
 
 func (memory) Find(context.Context, devices.Volume) (state.Device, error) {
@@ -31,7 +33,11 @@ func (m memory) Source(_ context.Context, v devices.Volume) (state.Source, bool,
 	if m.forgetful.Load() && len(v.Context) == 0 {
 		return state.Source{}, false, errors.New("no context")
 	}
-	return state.Source{FSType: "tmpfs", Source: "memory:" + v.ID, Options: []string{"size=1m"}, Deadline: 10 * time.Second}, true, nil
+	server := "memory:"
+	if m.moved.Load() {
+		server = "moved:"
+	}
+	return state.Source{FSType: "tmpfs", Source: server + v.ID, Options: []string{"size=1m"}, Deadline: 10 * time.Second}, true, nil
 }
 
 // A server that does not answer holds up nothing but its volume, and that no longer
@@ -103,8 +109,8 @@ func TestMountSourceOfAServerThatIsAway(t *testing.T) {
 // taken away in the end.
 func TestMountSource(t *testing.T) {
 	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
-	var forgetful atomic.Bool
-	l.n.parts.Devices = memory{l.n.parts.Devices, &forgetful}
+	var forgetful, moved atomic.Bool
+	l.n.parts.Devices = memory{l.n.parts.Devices, &forgetful, &moved}
 	l.start()
 	defer l.stop()
 	anyType := func(s *state.Stage) { s.Capability.FSType, s.Context = "", nil }
@@ -181,4 +187,38 @@ func TestMountSource(t *testing.T) {
 	if _, err := os.Stat(l.n.path(1)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is left: %v", err)
 	}
+}
+
+// A target stays the volume's if that is mounted from somewhere else after a restart: it is left to its pod, and can be
+// unpublished.
+func TestMountSourceThatMoved(t *testing.T) {
+	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
+	var forgetful, moved atomic.Bool
+	l.n.parts.Devices = memory{l.n.parts.Devices, &forgetful, &moved}
+	l.start()
+	defer l.stop()
+	target := func(t *state.Target) { t.Capability.FSType, t.Context = "", nil }
+	l.ok(l.stage(func(s *state.Stage) { s.Capability.FSType, s.Context = "", nil }))
+	l.ok(l.publish(target))
+	for range 2 { // and back
+		moved.Store(!moved.Load())
+		l.restart(nil)
+		if moved.Load() {
+			require.Class(t, l.publish(target), state.Unavailable, "from memory:v at "+l.n.path(1), "from moved:v now", "restart the pod")
+		} else {
+			l.ok(l.publish(target))
+		}
+		if mounts := l.look().Targets.At(l.n.path(1)).Mounts; len(mounts) != 1 || mounts[0].Source != "memory:v" {
+			t.Errorf("mounted is %+v", mounts)
+		}
+	}
+	moved.Store(true)
+	l.restart(nil)
+	l.ok(l.unpublish())
+	l.ok(l.publish(target))
+	if mounts := l.look().Targets.At(l.n.path(1)).Mounts; len(mounts) != 1 || mounts[0].Source != "moved:v" {
+		t.Errorf("mounted is %+v", mounts)
+	}
+	l.ok(l.unpublish())
+	l.ok(l.unstage())
 }

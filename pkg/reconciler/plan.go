@@ -309,9 +309,9 @@ func (p *planner) oursPulled(m state.Mount) bool {
 	return m.Pulled && m.Root == "/" && s != nil && s.Capability.FSType == m.FSType && d.State == state.DeviceAbsent && d.Number != state.DeviceNumber{}
 }
 
-// oursAt is ours for a target, which remembers the number of its device node.
+// oursAt is ours for a target, which remembers the number of its device node, or from what it was mounted.
 func (p *planner) oursAt(t *state.Target, m state.Mount) bool {
-	return p.ours(m) || m.Node && m.Is(t.Device)
+	return p.ours(m) || m.Node && m.Is(t.Device) || t.From.Is(m)
 }
 
 // bound returns the parts of the targets at which the volume is still mounted.

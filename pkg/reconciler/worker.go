@@ -427,6 +427,8 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actua
 			edit(part, func(v *state.Volume) { accept(v, part, have) })
 		case seen && part.Kind == state.StageKind && remembersLess(want.Stage, have): // it could not be read before, or the stage was adopted
 			edit(part, func(v *state.Volume) { remember(v.Stage, have) })
+		case seen && part.Kind == state.TargetKind && have.Source != nil && !want.Targets[part.Path].From.Remembers(have.Source):
+			edit(part, func(v *state.Volume) { accept(v, part, have) })
 		case !seen && !intent.Gone && !intent.Accepted && p.refused(want, plan, part):
 			edit(part, func(v *state.Volume) { v.Withdraw(part, time.Now()) })
 		}
@@ -493,11 +495,14 @@ func remembersLess(s *state.Stage, have *state.Actual) bool {
 }
 
 // accept notes that a part holds, and whether a caller waits for it. For a stage it
-// also notes the device and the file system, for a block target the device that it shows.
+// also notes the device and the file system, for a block target the device that it shows, and for the
+// target of a volume without a device from what it is mounted.
 func accept(v *state.Volume, part state.Part, have *state.Actual) {
 	switch t := v.Targets[part.Path]; {
 	case part.Kind == state.StageKind:
 		remember(v.Stage, have)
+	case part.Kind == state.TargetKind && have.Source != nil:
+		t.From = &state.SeenSource{FSType: have.Source.FSType, Source: have.Source.Source}
 	case part.Kind != state.TargetKind || t.Capability.Access != state.BlockAccess:
 	case needsView(t, have.Device):
 		t.Device = have.View.Number

@@ -77,7 +77,7 @@ func (v *Volume) askPublish(t *Target, stagingPath string, now time.Time) error 
 		return err
 	}
 	if have != nil {
-		t.Device = have.Device
+		t.Device, t.From = have.Device, have.From
 	}
 	v.setTarget(t, now)
 	return nil

@@ -193,6 +193,9 @@ type Target struct {
 	ReadOnly   bool              `json:"readOnly,omitzero"`
 	Context    map[string]string `json:"context,omitempty"`
 	SeenDevice `json:"device,omitzero"`
+	// From is what the target of a volume without a device was last seen mounted from; nil for
+	// others. It is replaced, and never changed.
+	From *SeenSource `json:"from,omitempty"`
 	// Next is the publish that was asked for in place of this one, as Stage.Next.
 	Next *Target `json:"next,omitempty"`
 
@@ -206,6 +209,25 @@ type SeenDevice struct {
 	Device DeviceNumber `json:",embed"`
 
 	Unknown Unknown `json:",embed"`
+}
+
+// SeenSource is what is remembered of a Source: another one may be mounted for the volume by now,
+// as when the plugin was started with other flags.
+type SeenSource struct {
+	FSType string `json:"fsType"`
+	Source string `json:"source"`
+
+	Unknown Unknown `json:",embed"`
+}
+
+// Is reports whether m is a mount of the source.
+func (s *SeenSource) Is(m Mount) bool {
+	return s != nil && (&Source{FSType: s.FSType, Source: s.Source}).Is(m)
+}
+
+// Remembers reports whether s is what is remembered of a source.
+func (s *SeenSource) Remembers(source *Source) bool {
+	return s != nil && s.FSType == source.FSType && s.Source == source.Source
 }
 
 // SameAs reports whether two intents ask for the same publish. The pod's

@@ -18,7 +18,7 @@ func fullVolume() *Volume {
 		ID: "v", Revision: 9,
 		Stage: &Stage{Intent: intent, Path: "/stage", Capability: c, ReadOnly: true, Context: map[string]string{"a": "b"}, Adopted: true},
 		Targets: map[string]*Target{"/pod": {Intent: intent, Path: "/pod", Capability: c, ReadOnly: true,
-			Context: map[string]string{"a": "b"}, SeenDevice: SeenDevice{Device: DeviceNumber{Major: 7, Minor: 3}}}},
+			Context: map[string]string{"a": "b"}, SeenDevice: SeenDevice{Device: DeviceNumber{Major: 7, Minor: 3}}, From: &SeenSource{FSType: "nfs4", Source: "server:/v"}}},
 		Size: &Size{Intent: intent, Bytes: 2, Before: 1},
 	}
 }
