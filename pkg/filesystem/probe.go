@@ -134,7 +134,7 @@ func (h *Host) recognise(d *device) (kind, *superblock, *state.Contents) {
 		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: fsType, Found: joinFindings(found), Origin: d.origin(head, found)}
 	case sb.bytes > d.bytes:
 		return nil, nil, &state.Contents{Kind: state.ContentsOther, FSType: sb.fsType, Origin: d.origin(head, found),
-			Found: fmt.Sprintf("%s file system of %d bytes, of which the device has only %d", sb.fsType, sb.bytes, d.bytes)}
+			Found: fmt.Sprintf("%s file system of %d bytes, of which the device has only %d: it can be mounted again once the device is as large again", sb.fsType, sb.bytes, d.bytes)}
 	}
 	return k, sb, nil
 }
