@@ -352,7 +352,7 @@ var refusals = []string{
 	"is staged as", "staged read-only", "allows one target", "was asked for", "restart the pod", "is not there any more",
 	"find out whose", "which the plugin did not attach", "in use, so it cannot be attached", "has turned read-only",
 	"does not know the option", "neither blank nor a file system", "formatting the volume was interrupted", "holds files", "holds data", "that the plugin did not make",
-	"not a directory", "not a file", "grows when the volume is next staged", "is blank now",
+	"not a directory", "not a file", "grows when the volume is next staged", "no file system that fills it", "is blank now",
 	"published as a raw block device before",
 	"was staged from the device", "its data was swapped", "its data is lost", "holds none now", "does not bear it any more",
 	"the key does not fit", "read-only access was asked for", "in use, so it cannot be opened", "bears the layer", "bears the mark of an interrupted format",

@@ -254,6 +254,7 @@ var (
 		{state.FailedPrecondition, "not staged on this node", func(c *planCase) bool { return !c.stageWanted() }},
 		{state.FailedPrecondition, "no device on this node", (*planCase).sourced},
 		{state.FailedPrecondition, "mounted read-only and grows when", func(c *planCase) bool { return c.have.Contents.Growable && c.want.Stage.ReadOnly }},
+		{state.FailedPrecondition, "no file system that fills it: found something", func(c *planCase) bool { return c.have.Contents.Kind == state.ContentsOther && !c.want.Size.Accepted }},
 		{state.FailedPrecondition, "CAP_SYS_RESOURCE", func(c *planCase) bool { return c.have.Contents.Growable && !c.have.Contents.GrowsMounted }},
 	}
 	publishCauses = []*planCause{

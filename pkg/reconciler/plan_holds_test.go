@@ -336,7 +336,7 @@ func (c *planCase) holds(part state.Part) bool {
 		if c.wantsBlock() {
 			return !c.viewLags()
 		}
-		return !c.contentsUnseen() && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
+		return !c.contentsUnseen() && (f.Kind != state.ContentsOther || c.want.Size.Accepted) && (!f.Growable || c.want.Size.Accepted && (!f.GrowsMounted || c.want.Stage.ReadOnly))
 	}
 	t, m := c.want.Targets[part.Path], c.have.Targets.At(part.Path)
 	switch {
