@@ -93,11 +93,12 @@ func unmountSoon(ctx context.Context, p *place) (err error) {
 func (h *Host) users(ctx context.Context, p *place) []string {
 	users := mountsBelow(p.real)
 	if m, err := h.Look(ctx, p.path, namesTime); err == nil && len(m.Mounts) > 0 {
-		device, usersOf := m.Mounts[0].Device, process.Users
+		device := m.Mounts[0].Device
+		key, names := fmt.Sprintf("users of %s", device), process.Users(device, mountsOn(device))
 		if m.Mounts[0].Node { // of which an open node keeps the mount through which it was opened
-			usersOf = process.Holders
+			key, names = key+" at "+p.real, process.NodeUsers(device, p.real, mountsOn(device))
 		}
-		found, _ := process.Collect(ctx, namesTime, fmt.Sprintf("users of %s", device), usersOf(device, mountsOn(device)))
+		found, _ := process.Collect(ctx, namesTime, key, names)
 		users = append(users, found...)
 	}
 	return users

@@ -165,6 +165,24 @@ func TestBusyUnmountNamesALoopDevice(t *testing.T) {
 	}
 }
 
+// Of the loop devices over a raw device only one by the path of its bind keeps that: the plugin's own
+// view is another.
+func TestBusyUnmountOfANodeNamesWhatKeepsIt(t *testing.T) {
+	bothTables(t, func(t *testing.T, h *Host, root string) {
+		ctx, path := t.Context(), filepath.Join(root, "target")
+		d := newDevice(t, root, "")
+		must(t, h.BindDevice(ctx, d, path))
+		attach(t, root, d.Path, "--read-only")
+		cmd := start(t, "sh", "-c", "exec 5<"+path+"; exec "+waiting(t))
+		wantClass(t, h.Unmount(ctx, path), state.Unavailable, fmt.Sprintf("in use by pid %d (tail): end that first", cmd.Process.Pid))
+		stop(cmd)
+		over := attach(t, root, path)
+		wantClass(t, h.Unmount(ctx, path), state.Unavailable, "in use by a loop device over it, "+over.Path+": end that first")
+		machine.Command(t, "losetup", "--detach", over.Path)
+		must(t, h.Unmount(ctx, path))
+	})
+}
+
 // What is busy for a moment is unmounted a moment later: a child that a process
 // forks while it has a file open has that too, until it becomes the program.
 func TestUnmountOfWhatIsBusyForAMoment(t *testing.T) {

@@ -59,6 +59,13 @@ func Holders(device state.DeviceNumber, mountsOf MountsOf) iter.Seq[string] {
 	return users(files{device: device, node: true}, mountsOf)
 }
 
+// NodeUsers is Holders for the node of a device that is bound at a path. Of loop devices over the
+// node it names only those that were attached by that path: others, such as the plugin's own
+// read-only view, do not keep the bind.
+func NodeUsers(device state.DeviceNumber, path string, mountsOf MountsOf) iter.Seq[string] {
+	return users(files{device: device, node: true, bind: path}, mountsOf)
+}
+
 func users(of files, mountsOf MountsOf) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		seen := map[string]files{}
@@ -210,7 +217,8 @@ func tableOf(proc, namespace string) string {
 // number of its own, and /proc/<pid>/maps shows yet another.
 type files struct {
 	device state.DeviceNumber
-	node   bool // whether the node of the device is one of them
+	node   bool   // whether the node of the device is one of them
+	bind   string // where the node is bound, if loop devices are to be told by that; else those by a path in /dev
 	mounts []Mount
 }
 
@@ -318,5 +326,6 @@ func loopsOver(f files) iter.Seq[string] {
 // mayHave reports whether a path may lead to one of the files: other paths are
 // not walked, as they may lie on a server that is dead.
 func (f files) mayHave(path string) bool {
-	return f.node && strings.HasPrefix(path, "/dev/") || slices.ContainsFunc(f.mounts, func(m Mount) bool { return strings.HasPrefix(path, strings.TrimSuffix(m.Point, "/")+"/") })
+	node := path == f.bind || f.bind == "" && strings.HasPrefix(path, "/dev/")
+	return f.node && node || slices.ContainsFunc(f.mounts, func(m Mount) bool { return strings.HasPrefix(path, strings.TrimSuffix(m.Point, "/")+"/") })
 }
