@@ -23,12 +23,17 @@ type mountUsage struct {
 // them (btrfs) and of the node of a device. Both are of the same mount, whatever
 // is unmounted meanwhile. Available is what users other than root may still
 // have, so Used and Available need not add up to Total. NotFound: the path is no
-// mount point.
+// mount point. Unavailable: what is mounted there is hidden, as for Look.
 //
 // ctx ends the wait as it does for Look.
 func (h *Host) Usage(ctx context.Context, path string) (state.Mount, state.Usage, error) {
 	u, err := answered(h.usages.Do(ctx, path, hang.NoLimit, func() (mountUsage, error) {
 		m, usage, err := h.usage(path)
+		if missing(err) || state.ClassOf(err) == state.NotFound {
+			if _, hides := h.hidden(path); hides != nil {
+				err = hides
+			}
+		}
 		return mountUsage{m, usage}, err
 	}))
 	switch {

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
+	"github.com/csi-node/csi-node/test/machine"
 )
 
 func TestUsage(t *testing.T) {
@@ -49,6 +50,26 @@ func TestUsage(t *testing.T) {
 	must(t, h.BindDevice(ctx, d, path))
 	if m, usage, err := h.Usage(ctx, path); err != nil || !m.Node || !m.Is(d.Number) || usage != (state.Usage{}) {
 		t.Errorf("of a device node: %+v, %+v, %v", m, usage, err)
+	}
+}
+
+// What a mount on a directory above hides is not taken for gone.
+func TestUsageOfWhatIsHidden(t *testing.T) {
+	h, root := newHost(t)
+	above, hidden := filepath.Join(root, "above"), filepath.Join(root, "above/hidden")
+	must(t, os.MkdirAll(hidden, 0o750))
+	mountTmpfs(t, "hidden", hidden, 0)
+	mountTmpfs(t, "theirs", above, 0)
+	for range 2 {
+		_, _, err := h.Usage(t.Context(), hidden)
+		wantClass(t, err, state.Unavailable, hidden, "hidden by theirs (tmpfs)", "mounted at "+above)
+		_, _, err = h.Usage(t.Context(), filepath.Join(above, "other"))
+		wantClass(t, err, state.NotFound)
+		must(t, os.MkdirAll(hidden, 0o750)) // the directory is not the one that was mounted on
+	}
+	must(t, machine.Unmount(above))
+	if m, _, err := h.Usage(t.Context(), hidden); err != nil || m.Source != "hidden" {
+		t.Errorf("uncovered it is %+v (%v)", m, err)
 	}
 }
 
