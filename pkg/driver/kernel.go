@@ -28,6 +28,7 @@ func (p *plugin) kernel() reconciler.Kernel {
 		Bound:       p.bound,
 		VolumeAt:    p.volumeAt,
 		ShownAt:     p.mounts.ShownAt,
+		MayName:     p.mounts.Holds,
 	}
 	for _, b := range p.backends {
 		if lister, ok := b.Backend.(devices.Lister); ok {

@@ -126,6 +126,12 @@ func (h *Host) Check(path string) error {
 	return unix.Close(fd)
 }
 
+// Holds reports whether a path is below the root, as paths in requests must be.
+func (h *Host) Holds(path string) bool {
+	_, err := h.relative(path)
+	return err == nil
+}
+
 // relative returns the part of path below the root, or InvalidArgument.
 func (h *Host) relative(path string) (string, error) {
 	switch {

@@ -130,7 +130,7 @@ func (r *Reconciler) OrphansLeft(ctx context.Context) int {
 	}
 	left := 0
 	for _, o := range found {
-		if _, is := orphanOf(o.made, shown, r.store.Get(o.Volume)); is {
+		if _, is := orphanOf(o.made, shown, r.store.Get(o.Volume), r.kernel.MayName); is {
 			left++
 		} else {
 			r.left.end(o.Volume) // a record explains it: that other paths show its number later says nothing
@@ -214,7 +214,7 @@ func (r *Reconciler) findOrphans(ctx context.Context, unused func(attachment, *O
 	orphans := []Orphan{}
 	for _, a := range attached {
 		// The record is read after the devices: it may explain what was made meanwhile.
-		o, is := orphanOf(a, shown, r.store.Get(a.Volume))
+		o, is := orphanOf(a, shown, r.store.Get(a.Volume), r.kernel.MayName)
 		if is && o.Kept == "" {
 			is = unused(a, &o)
 		}
@@ -249,8 +249,9 @@ func (r *Reconciler) attachments(ctx context.Context) ([]attachment, error) {
 	return all, nil
 }
 
-// orphanOf compares a device with the record of its volume, nil if there is none.
-func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state.Volume) (o Orphan, is bool) {
+// orphanOf compares a device with the record of its volume, nil if there is none. Of a path
+// that no call may name a person is told to unmount it.
+func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state.Volume, mayName func(path string) bool) (o Orphan, is bool) {
 	o = Orphan{Volume: a.Volume, Device: a.Device.Path, Backing: a.Device.Backing, made: a}
 	o.Paths = slices.Concat(shown[a.Device.Number], shown[a.view.Number])
 	slices.Sort(o.Paths)
@@ -258,7 +259,7 @@ func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state
 		o.Paths = slices.DeleteFunc(o.Paths, func(path string) bool {
 			return record.Stage != nil && record.Stage.Path == path || record.Targets[path] != nil || boundByKubelet(path)
 		})
-		o.Kept = "the volume is in use, and NodeUnpublishVolume ends these mounts"
+		o.Kept = mountsEnd("the volume is in use", ", and NodeUnpublishVolume ends these mounts", o.Paths, mayName)
 		return o, len(o.Paths) > 0
 	}
 	switch {
@@ -268,9 +269,27 @@ func orphanOf(a attachment, shown map[state.DeviceNumber][]string, record *state
 			o.Kept = "its volume is gone from the " + a.backend + "; once you know why, `losetup -d " + o.Device + "` detaches it"
 		}
 	case len(o.Paths) > 0:
-		o.Kept = "it is mounted: NodePublishVolume takes it over, for which a restart of kubelet asks; NodeUnpublishVolume and NodeUnstageVolume end it"
+		o.Kept = mountsEnd("it is mounted", ": NodePublishVolume takes it over, for which a restart of kubelet asks; NodeUnpublishVolume and NodeUnstageVolume end it", o.Paths, mayName)
 	}
 	return o, true
+}
+
+// mountsEnd adds to why a device stays what ends its mounts: calls, or, at the paths that none
+// may name, a person.
+func mountsEnd(why, calls string, paths []string, mayName func(path string) bool) string {
+	var outside []string
+	for _, path := range paths {
+		if mayName != nil && !mayName(path) {
+			outside = append(outside, path)
+		}
+	}
+	if len(outside) < len(paths) {
+		why += calls
+	}
+	if len(outside) > 0 {
+		why += "; no call ends what is mounted outside of kubelet's directory: `umount " + strings.Join(outside, " ") + "`"
+	}
+	return why
 }
 
 // boundByKubelet reports whether kubelet binds the node of a published raw volume

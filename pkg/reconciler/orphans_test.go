@@ -71,11 +71,22 @@ func TestWhatIsAnOrphan(t *testing.T) {
 		"the volume of a disk is gone": {path: "/dev/sda", is: true, kept: "detach it by hand"},
 		"all is asked for":             {volume: "v", shown: map[state.DeviceNumber][]string{device: {"/stage", "/pod", raw}}, record: record},
 		"a mount that nobody asked for": {
-			volume: "v", shown: map[state.DeviceNumber][]string{device: {"/stage", "/other"}}, record: record, is: true, paths: "/other", kept: "the volume is in use",
+			volume: "v", shown: map[state.DeviceNumber][]string{device: {"/stage", "/other"}}, record: record, is: true, paths: "/other", kept: "the volume is in use, and NodeUnpublishVolume ends these mounts",
+		},
+		"a mount where no call may name it": {
+			volume: "v", shown: map[state.DeviceNumber][]string{device: {"/stage", "/outside/a"}}, record: record, is: true, paths: "/outside/a",
+			kept: "the volume is in use; no call ends what is mounted outside of kubelet's directory: `umount /outside/a`",
+		},
+		"mounts there, and elsewhere": {
+			volume: "v", shown: map[state.DeviceNumber][]string{device: {"/other"}, view: {"/outside/b", "/outside/a"}}, record: record, is: true, paths: "/other /outside/a /outside/b",
+			kept: "NodeUnpublishVolume ends these mounts; no call ends what is mounted outside of kubelet's directory: `umount /outside/a /outside/b`",
+		},
+		"it is mounted where no call may name it": {
+			volume: "v", shown: map[state.DeviceNumber][]string{device: {"/outside/a"}}, is: true, paths: "/outside/a", kept: "it is mounted; no call ends",
 		},
 	} {
 		a := attachment{devices.Attachment{Volume: test.volume, Device: state.Device{Path: cmp.Or(test.path, "/dev/loop1"), Number: device}}, "pool", state.Device{Number: view}}
-		o, is := orphanOf(a, test.shown, test.record)
+		o, is := orphanOf(a, test.shown, test.record, func(path string) bool { return !strings.HasPrefix(path, "/outside/") })
 		if is != test.is {
 			t.Errorf("%s: an orphan: %t", title, is)
 		}

@@ -149,6 +149,8 @@ type Kernel struct {
 	// they made, and the paths at which each device is mounted or bound.
 	Listers []Lister
 	ShownAt func(ctx context.Context) (map[state.DeviceNumber][]string, error)
+	// MayName reports whether calls may name a path; it may be nil.
+	MayName func(path string) bool
 }
 
 // Moment says on which side of a step a hook is called.
