@@ -44,7 +44,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		return nil, err
 	}
 	staging, c := s.presumedStage(ctx, req)
-	bytes, limit := max(req.GetCapacityRange().GetRequiredBytes(), 1), req.GetCapacityRange().GetLimitBytes()
+	bytes, limit := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
 	size, err := s.Reconciler.EnsureSize(ctx, id, func(v *state.Volume) error {
 		if err := v.Presume(staging, c, nil, time.Now()); err != nil {
 			return err
@@ -53,6 +53,9 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		least, most := bytes+overhead, min(limit, devices.LargestBytes)
 		if limit > 0 {
 			most += overhead
+		}
+		if bytes == 0 { // what its device has will do
+			least = 1
 		}
 		return s.remembering(req, v.AskSize(least, most, time.Now()))
 	})

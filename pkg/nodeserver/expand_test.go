@@ -106,14 +106,19 @@ func TestExpandWithLayers(t *testing.T) {
 	s, f := newServer()
 	s.Backends.(*devices.Set).KeepLayers([]devices.Layer{wide{}})
 	f.staged(asExt4).Stage.Context = map[string]string{"layer": "wide"}
-	for limit, want := range map[int64]int64{0: 0, 3 * gib: 3*gib + mib, 1<<63 - 1: devices.LargestBytes + mib} {
+	for asked, want := range map[[2]int64][2]int64{
+		{2 * gib, 0}:         {2*gib + mib, 0},
+		{2 * gib, 3 * gib}:   {2*gib + mib, 3*gib + mib},
+		{2 * gib, 1<<63 - 1}: {2*gib + mib, devices.LargestBytes + mib},
+		{0, 3 * gib}:         {1, 3*gib + mib},
+	} {
 		f.records[id].Size = nil
 		_, err := s.NodeExpandVolume(t.Context(), expandRequest(func(r *csi.NodeExpandVolumeRequest) {
-			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * gib, LimitBytes: limit}
+			r.CapacityRange = &csi.CapacityRange{RequiredBytes: asked[0], LimitBytes: asked[1]}
 		}))
 		require.NoError(t, err)
-		if size := f.records[id].Size; size.Bytes != 2*gib+mib || size.Limit != want {
-			t.Errorf("with a limit of %d asked for %+v", limit, size)
+		if size := f.records[id].Size; size.Bytes != want[0] || size.Limit != want[1] {
+			t.Errorf("%d bytes with a limit of %d are asked for as %+v", asked[0], asked[1], size)
 		}
 	}
 }

@@ -110,7 +110,7 @@ func (v Volume) askedSentences() []string {
 		all = append(all, stageSentence(s, v.Made))
 	}
 	if s := v.Want.Size; s != nil {
-		all = append(all, sentence("NodeExpandVolume asked %s that it has %s", ago(s.Since, v.Made), state.FormatSize(s.Bytes)))
+		all = append(all, sentence("NodeExpandVolume asked %s that it has %s", ago(s.Since, v.Made), askedOfSize(s)))
 	}
 	for _, path := range v.Want.TargetPaths() {
 		all = append(all, targetSentence(path, v.Want.Targets[path], v.Made))

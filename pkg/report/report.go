@@ -275,7 +275,7 @@ func asked(record *state.Volume, part state.Part) Part {
 	p := Part{Part: part, Is: Unseen, Since: record.Intent(part).Since}
 	switch part.Kind {
 	case state.SizeKind:
-		p.Asked = state.FormatSize(record.Size.Bytes)
+		p.Asked = askedOfSize(record.Size)
 	case state.StageKind:
 		p.Path, p.Asked = record.Stage.Path, askedOfStage(record.Stage)
 	case state.TargetKind:
@@ -283,6 +283,14 @@ func asked(record *state.Volume, part state.Part) Part {
 		p.Path, p.Pod, p.Asked = part.Path, t.Pod(), askedOfTarget(t)
 	}
 	return p
+}
+
+// askedOfSize tells a size; no byte, or one, is that of a call which names none.
+func askedOfSize(s *state.Size) string {
+	if s.Bytes <= 1 {
+		return "the size of its device"
+	}
+	return state.FormatSize(s.Bytes)
 }
 
 func askedOfStage(s *state.Stage) string {

@@ -117,6 +117,22 @@ func TestHowOftenItWasLost(t *testing.T) {
 	}
 }
 
+// A growth that names no size is to that of the device.
+func TestSizeThatIsAsked(t *testing.T) {
+	for bytes, want := range map[int64]string{1: "the size of its device", 2 * gib: "2Gi"} {
+		record := staged()
+		record.Size = &state.Size{Bytes: bytes}
+		v := Make(Facts{Want: record, Seen: true, Parts: map[state.Part]PartFacts{state.SizePart(): {Verdict: Verdict{Settled: true}}}}, now)
+		if told := strings.Join(v.Explanation().Asked, " "); !strings.Contains(told, "that it has "+want+".") {
+			t.Errorf("%d bytes are told as %q", bytes, told)
+		}
+		parts := v.Status().Parts
+		if size := parts[len(parts)-1]; size.Part != "size" || size.Asked != want || size.asked() != want {
+			t.Errorf("the status of %d bytes is %+v", bytes, size)
+		}
+	}
+}
+
 func TestWhatComesNext(t *testing.T) {
 	facts := Facts{
 		Want: staged(&state.Target{Path: pod}), Seen: true,
