@@ -47,6 +47,9 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if have.ID == "" {
 		return nil, state.Errorf(state.Internal, "volume %s: the backend %s returned it without an id", want.Name, c.backend)
 	}
+	if have.Name != want.Name {
+		return nil, state.Errorf(state.AlreadyExists, "volume %s: its id %s is taken by %s", want.Name, have.ID, s.owner(ctx, c, have))
+	}
 	if err := s.compatible(have, want, req, reaches); err != nil {
 		return nil, err
 	}
@@ -138,6 +141,19 @@ func banned(r rune) bool {
 	return r < 0x20 && r != '\t' && r != '\n' && r != '\r' || r >= 0x7f && r <= 0x9f
 }
 
+// owner says which volume has an id. An inline one has no name.
+func (s *Server) owner(ctx context.Context, c class, have devices.Provisioned) string {
+	if have.Name != "" {
+		return "the volume named " + have.Name
+	}
+	if in, can := s.Backends.Get(c.backend).(devices.Inliner); can {
+		if owner, err := in.InlineOwner(ctx, have.ID); err == nil && owner != nil {
+			return "an inline volume, of the pod at " + owner.Target
+		}
+	}
+	return "a volume that no CreateVolume has made"
+}
+
 // compatible returns AlreadyExists unless the existing volume meets the request. It
 // may have grown since it was created.
 func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest, req *csi.CreateVolumeRequest, reaches bool) error {
@@ -150,8 +166,6 @@ func (s *Server) compatible(have devices.Provisioned, want devices.CreateRequest
 	switch {
 	case err != nil:
 		return err
-	case have.Name != want.Name:
-		return state.Errorf(state.AlreadyExists, "volume %s: its id %s is taken by the volume named %s", want.Name, have.ID, have.Name)
 	case other != "":
 		return state.Errorf(state.AlreadyExists, "volume %s: it exists with %s", want.Name, other)
 	case own < size.GetRequiredBytes(), size.GetLimitBytes() > 0 && own > size.GetLimitBytes():

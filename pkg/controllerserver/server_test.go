@@ -317,7 +317,13 @@ func TestCreateVolumeOfATakenID(t *testing.T) {
 	s, p := newServer()
 	p.volumes["pvc-1"] = pool.Volume{ID: "pvc-1", Name: "another", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}
 	_, err := s.CreateVolume(t.Context(), request())
-	check(t, err, state.AlreadyExists, "another")
+	check(t, err, state.AlreadyExists, "its id pvc-1 is taken by the volume named another")
+	p.volumes["pvc-1"] = pool.Volume{ID: "pvc-1", Bytes: gib, Provisioning: pool.Thin, FSType: "ext4", Ephemeral: &pool.Owner{PodUID: "uid", Target: "/pods/uid/mount"}}
+	_, err = s.CreateVolume(t.Context(), request())
+	check(t, err, state.AlreadyExists, "its id pvc-1 is taken by an inline volume, of the pod at /pods/uid/mount")
+	p.volumes["pvc-1"] = pool.Volume{ID: "pvc-1", Bytes: gib, Provisioning: pool.Thick, FSType: "ext4"}
+	_, err = s.CreateVolume(t.Context(), request())
+	check(t, err, state.AlreadyExists, "its id pvc-1 is taken by a volume that no CreateVolume has made")
 }
 
 // calls calls each RPC of a server, by name, in a request that only its backends can refuse.
