@@ -161,6 +161,11 @@ func TestHeld(t *testing.T) {
 	if names := process.Openers(t.Context(), d.Number); !strings.Contains(names, fmt.Sprintf("process %d (", os.Getpid())) {
 		t.Errorf("%s is open by %s", d.Path, names)
 	}
+	info, err := blockdev.InfoOf(d.Number)
+	ok(t, err)
+	if users, want := info.Users(t.Context()), fmt.Sprintf("it is mounted in another mount namespace, or open in process %d (", os.Getpid()); !strings.HasPrefix(users, want) {
+		t.Errorf("%s is used so: %s", d.Path, users)
+	}
 	ok(t, reader.Close())
 	if _, err := b.Held(t.Context(), state.Device{Path: "/dev/none", Number: state.DeviceNumber{Major: 7, Minor: 1 << 19}}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a device that is not there: %v", err)

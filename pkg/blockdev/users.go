@@ -45,7 +45,7 @@ func (i Info) Users(ctx context.Context) string {
 		}
 	}
 	if len(words) == 0 {
-		return "it is mounted in another mount namespace, or claimed by " + process.Openers(ctx, i.Number)
+		return "it is mounted in another mount namespace, or open in " + process.Openers(ctx, i.Number)
 	}
 	return strings.Join(words, ", ")
 }
