@@ -291,11 +291,16 @@ func DescribeMount(m state.Mount) string {
 // obstacleSentences says why a part is not as it should be.
 func (v Volume) obstacleSentences(p Part) []string {
 	var all []string
-	if text := strings.TrimPrefix(p.Why(), "volume "+v.ID+": "); text != "" {
-		all = append(all, sentence("%s: %s", p.Part, strings.TrimPrefix(text, p.Part.String()+": ")))
+	told := "" // of the whole volume
+	if v.LookErr != nil {
+		told = v.ownWords(v.LookErr.Error())
 	}
-	if p.Problem != "" && !strings.Contains(p.Why(), p.Problem) {
-		all = append(all, sentence("%s: %s", p.Part, p.Problem))
+	why, problem := strings.TrimPrefix(v.ownWords(p.Why()), p.Part.String()+": "), v.ownWords(p.Problem)
+	if why != "" && why != told {
+		all = append(all, sentence("%s: %s", p.Part, why))
+	}
+	if problem != "" && problem != told && !strings.Contains(why, problem) {
+		all = append(all, sentence("%s: %s", p.Part, problem))
 	}
 	for _, need := range p.Needs {
 		all = append(all, sentence("%s waits for %s", p.Part, need))
@@ -309,6 +314,9 @@ func (v Volume) obstacleSentences(p Part) []string {
 	}
 	return all
 }
+
+// ownWords returns an error without the volume that it begins with.
+func (v Volume) ownWords(text string) string { return strings.TrimPrefix(text, "volume "+v.ID+": ") }
 
 // nextSentences says what runs and what comes then.
 func (v Volume) nextSentences() []string {

@@ -133,6 +133,25 @@ func TestSizeThatIsAsked(t *testing.T) {
 	}
 }
 
+// One error of a look that the volume, an attempt and the plan tell of is told once.
+func TestErrorOfALookIsToldOnce(t *testing.T) {
+	look := errors.New("volume v: observe: boom")
+	parts := map[state.Part]PartFacts{
+		stage:  {Verdict: Verdict{Problem: look.Error()}, Failure: errors.New("volume v: stage: observe: boom")},
+		target: {Verdict: Verdict{Problem: look.Error()}, Failure: look},
+	}
+	for _, lookErr := range []error{look, nil} {
+		way := Make(Facts{Want: staged(&state.Target{Path: pod}), Seen: true, LookErr: lookErr, Parts: parts}, now).Explanation().InTheWay
+		want := []string{"Target " + pod + ": observe: boom.", "Stage: observe: boom."}
+		if lookErr != nil {
+			want = []string{"The volume cannot be looked at now, so this is what was seen last: volume v: observe: boom."}
+		}
+		if !slices.Equal(way, want) {
+			t.Errorf("with the look's error %v: %q, want %q", lookErr, way, want)
+		}
+	}
+}
+
 func TestWhatComesNext(t *testing.T) {
 	facts := Facts{
 		Want: staged(&state.Target{Path: pod}), Seen: true,
