@@ -59,6 +59,9 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 		}
 		return s.remembering(req, v.AskSize(least, most, time.Now()))
 	})
+	if state.ClassOf(err) == state.AlreadyExists { // of the stage that it waits for, and no code of this call
+		err = state.Errorf(state.FailedPrecondition, "%w", err)
+	}
 	if err != nil {
 		return nil, err
 	}

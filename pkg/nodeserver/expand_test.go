@@ -71,6 +71,7 @@ func TestExpand(t *testing.T) {
 		"limit below":              {changes: all(size(0, mib)), class: state.OutOfRange, words: "never shrinks"},
 		"unknown, staged":          {node: func(f *fakeNode) { clear(f.devices); f.err = state.Errorf(state.NotFound, "its backing is gone") }, class: state.NotFound, words: "its backing is gone"},
 		"being unstaged":           {node: func(f *fakeNode) { f.records[id].Stage.Gone = true }, class: state.Aborted, words: "being unstaged"},
+		"the stage is refused":     {node: func(f *fakeNode) { f.err = state.Errorf(state.AlreadyExists, "there is a volume of that id") }, class: state.FailedPrecondition, words: "there is a volume of that id"},
 		"full pool":                {node: func(f *fakeNode) { f.err = state.Errorf(state.ResourceExhausted, "full") }, class: state.ResourceExhausted, words: "full"},
 	} {
 		t.Run(title, func(t *testing.T) {
