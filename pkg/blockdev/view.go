@@ -80,8 +80,12 @@ func openBacking(over state.Device) (*os.File, error) {
 	if now, err := numberOf(backing); err != nil || now != over.Number {
 		return nil, errors.Join(fmt.Errorf("%s is not the device %s any more", over.Path, over.Number), err, backing.Close())
 	}
-	if info, err := InfoOf(over.Number); err != nil || info.Contradicts(over.Identity) {
-		return nil, errors.Join(fmt.Errorf("%s is not the device %s any more, but %s", over.Path, over.Identity, info.Identity()), err, backing.Close())
+	info, err := InfoOf(over.Number)
+	if err == nil && info.Contradicts(over.Identity) {
+		err = fmt.Errorf("%s is not the device %s any more, but %s", over.Path, over.Identity, info.Identity())
+	}
+	if err != nil {
+		return nil, errors.Join(err, backing.Close())
 	}
 	return backing, nil
 }
