@@ -129,7 +129,7 @@ func (b *Backend) search(s spec) (blockdev.Info, error) {
 	hint, hinted := b.hints[key]
 	b.mu.Unlock()
 	if hinted {
-		if info, err := blockdev.InfoOf(hint); err == nil && info.Is(kind, s.ids[kind]) {
+		if info, err := blockdev.InfoOf(hint); err == nil && info.Is(kind, s.ids[kind]) && b.ofPods(info) == nil {
 			return info, nil
 		}
 	}

@@ -92,7 +92,9 @@ func newSet(t testing.TB, libDir string) *devices.Set {
 	t.Helper()
 	facts, err := note.Open(libDir)
 	require.NoError(t, err)
-	set := devices.NewSet(Name, map[string]devices.Backend{Name: newBackend(t, libDir)})
+	b, err := New(devices.Environment{LibDir: libDir, Raw: facts.Raw})
+	require.NoError(t, err)
+	set := devices.NewSet(Name, map[string]devices.Backend{Name: b})
 	set.KeepFacts(facts)
 	return set
 }
