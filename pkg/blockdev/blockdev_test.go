@@ -141,6 +141,26 @@ func TestViewOfAnotherDeviceThanMeantIsRefused(t *testing.T) {
 	view(t, b, d, state.DeviceAbsent)
 }
 
+// Another device that got the number since it was found is not shown.
+func TestViewOfANumberThatIsAnotherDevice(t *testing.T) {
+	d, _ := disk(t)
+	_, other := disk(t)
+	info, err := blockdev.Look(d.Path)
+	ok(t, err)
+	d.Identity = info.Identity()
+	machine.LosetupDetach(t, d.Path)
+	machine.Command(t, "losetup", d.Path, other)
+	t.Cleanup(func() { machine.LosetupDetach(t, d.Path) })
+	b := open(t)
+	wantError(t, b.AttachView(t.Context(), d), state.Unavailable, d.Path, "not the device", d.Identity)
+	view(t, b, d, state.DeviceAbsent)
+	info, err = blockdev.Look(d.Path)
+	ok(t, err)
+	d.Identity = info.Identity()
+	attachView(t, b, d)
+	ok(t, b.DetachView(t.Context(), d))
+}
+
 func TestHeld(t *testing.T) {
 	d, _ := disk(t)
 	b := open(t)

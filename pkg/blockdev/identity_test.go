@@ -201,6 +201,35 @@ func TestDeviceGoesWhileAllAreListed(t *testing.T) {
 	}
 }
 
+// A partition table that is read again makes other partitions with the same numbers and the sequence
+// number of the disk: what was read of both is of neither.
+func TestPartitionIsMadeAgainMeanwhile(t *testing.T) {
+	part := map[string]string{"dev": "8:1\n", "partition": "1\n", "start": "2048\n", "size": "16\n"}
+	disk := map[string]string{"dev": "8:0\n", "diskseq": "7\n", "serial": "x\n"}
+	s := tree(t, map[string]map[string]string{"sda": disk, "sda/sda1": part})
+	dir := filepath.Join(string(s), "devices/sda/sda1")
+	require.NoError(t, os.CopyFS(dir+"-again", os.DirFS(dir))) // this is no directory of a partition: it has no number
+	for file, text := range map[string]string{"size": "32\n", "start": "4096\n"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir+"-again", file), []byte(text), 0o644))
+	}
+	stop := filepath.Join(dir, "ro") // is read after the size, and before the start
+	require.NoError(t, errors.Join(os.Remove(stop), unix.Mkfifo(stop, 0o600)))
+	replaced := make(chan error, 1)
+	go func() {
+		f, err := os.OpenFile(stop, os.O_WRONLY, 0) // once somebody reads it
+		if err == nil {
+			_, err = f.WriteString("0\n")
+			err = errors.Join(os.Rename(dir, dir+"-old"), os.Rename(dir+"-again", dir), err, f.Close())
+		}
+		replaced <- err
+	}()
+	info, err := s.infoOf(state.DeviceNumber{Major: 8, Minor: 1})
+	require.NoError(t, errors.Join(err, <-replaced))
+	if info.Size != 32*512 || info.Identities[Serial] != "x-part1@4096" {
+		t.Errorf("%+v", info)
+	}
+}
+
 func TestOpen(t *testing.T) {
 	machine.Kernel(t)
 	dir := t.TempDir()

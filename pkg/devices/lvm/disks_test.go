@@ -36,6 +36,17 @@ func TestLoopOverRawVolumeIsNoDisk(t *testing.T) {
 	}
 }
 
+// Which devices are looked at is known without a question to any of them: one may hang.
+func TestCandidateIsNotAsked(t *testing.T) {
+	machine.Kernel(t)
+	node := machine.Losetup(t, machine.Image(t, 8<<20))
+	require.NoError(t, errors.Join(os.Rename(node, node+"-away"), os.WriteFile(node, nil, 0o600))) // what would ask it fails
+	t.Cleanup(func() { require.NoError(t, os.Rename(node+"-away", node)) })
+	if path, fit := candidate(filepath.Base(node)); !fit || path != node {
+		t.Errorf("%s (%s) is no candidate", node, path)
+	}
+}
+
 // Where a group takes no more volumes the claim is made on another node.
 func TestNoRoom(t *testing.T) {
 	for _, said := range []string{

@@ -86,6 +86,7 @@ func TestDamagedNote(t *testing.T) {
 	}
 	told := 0
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(string(d), "copy"+suffix), other, 0o600)) // is not told a second time
 	if err := d.Each(func(string, func(any) error) error { told++; return nil }); err == nil || told != 1 {
 		t.Errorf("told %d notes, %v", told, err)
 	}

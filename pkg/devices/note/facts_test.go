@@ -188,6 +188,23 @@ func TestFactsFollowTheDevice(t *testing.T) {
 	require.NoError(t, f.Erase(t.Context(), v, f.told(v, d)))
 }
 
+// A device that got the number while an erasure waited for the end of a claim is not erased, though
+// neither tells what it is.
+func TestEraseOfANumberThatIsAnotherDevice(t *testing.T) {
+	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
+	d, _ := newDevice(t)
+	require.NoError(t, f.BeginFormat(t.Context(), v, d))
+	told := f.told(v, d)
+	_, file := newDevice(t)
+	machine.LosetupDetach(t, d.Path)
+	machine.Command(t, "losetup", d.Path, file)
+	t.Cleanup(func() { machine.LosetupDetach(t, d.Path) })
+	require.Words(t, f.Erase(t.Context(), v, told), d.Path, "another device")
+	if raw, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(raw), "junk") {
+		t.Errorf("%.10q, %v", raw, err)
+	}
+}
+
 // A device that a program which is being started has open for a moment is erased all the same.
 func TestEraseWaitsForProgramsBeingStarted(t *testing.T) {
 	f, v := open(t, t.TempDir()), devices.Volume{ID: "v", Backend: "b"}
