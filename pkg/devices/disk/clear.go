@@ -33,7 +33,10 @@ func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
 		if info.ReadOnly {
 			return state.Errorf(state.FailedPrecondition, "%s takes no writes: see to its write protection", info.Path)
 		}
-		err := rereadPartitions(ctx, f, info)
+		var err error
+		if len(info.Partitions) > 0 { // else the kernel would make those that only pods know, and udev look at them
+			err = rereadPartitions(ctx, f, info)
+		}
 		if errors.Is(err, unix.EBUSY) { // who has one open would write back what it has in memory
 			return state.Errorf(state.FailedPrecondition, "a partition of %s is open: %s: %w", info.Path, strings.Join(info.Partitions, ", "), err)
 		}
