@@ -298,3 +298,19 @@ func TestOtherDisksAreNotAsked(t *testing.T) {
 		})
 	})
 }
+
+// One device that cannot be looked at keeps nobody from another that is there, and makes none absent.
+func TestSearchBesideADeviceThatCannotBeRead(t *testing.T) {
+	node, file := newDisk(t, 8<<20)
+	info, err := blockdev.Look(node)
+	require.NoError(t, err)
+	_, dir := newPartition(t, file)
+	serial := filepath.Join(dir, "serial") // to read it is EISDIR, as any error of a driver
+	require.NoError(t, errors.Join(os.Remove(serial), os.Mkdir(serial, 0o700)))
+	b := newBackend(t, t.TempDir())
+	by := func(id, kind, value string) devices.Volume {
+		return devices.Volume{ID: id, Context: map[string]string{kind: value}}
+	}
+	attach(t, b, by("v", "loop", info.Identities[blockdev.Backing]), false)
+	wantError(t, b.Attach(t.Context(), by("w", "wwid", "naa.60"), false), state.Unavailable, "serial")
+}
