@@ -2,6 +2,7 @@ package blockdev_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -152,13 +153,14 @@ func TestViewOfANumberThatIsAnotherDevice(t *testing.T) {
 	machine.Command(t, "losetup", d.Path, other)
 	t.Cleanup(func() { machine.LosetupDetach(t, d.Path) })
 	b := open(t)
+	t.Cleanup(func() { ok(t, b.DetachView(context.Background(), d)) })
 	wantError(t, b.AttachView(t.Context(), d), state.Unavailable, d.Path, "not the device", d.Identity)
 	view(t, b, d, state.DeviceAbsent)
 	info, err = blockdev.Look(d.Path)
 	ok(t, err)
 	d.Identity = info.Identity()
-	attachView(t, b, d)
-	ok(t, b.DetachView(t.Context(), d))
+	ok(t, b.AttachView(t.Context(), d))
+	view(t, b, d, state.DeviceAttached)
 }
 
 func TestHeld(t *testing.T) {

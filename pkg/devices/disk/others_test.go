@@ -35,8 +35,9 @@ func TestTurnsOfADiskAndItsPartition(t *testing.T) {
 		done, err := b.turn(t.Context(), look(one[0]))
 		require.NoError(t, err)
 		short, stop := context.WithTimeout(t.Context(), claimInterval)
-		if _, err := b.turn(short, look(one[1])); !errors.Is(err, context.DeadlineExceeded) {
+		if end, err := b.turn(short, look(one[1])); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s during the turn of %s: %v", one[1], one[0], err)
+			end()
 		}
 		stop()
 		done()
@@ -53,6 +54,7 @@ func TestClearWhileAPartitionIsOpen(t *testing.T) {
 	run(t, "addpart", disk, "1", "2048", "2048")
 	part, err := os.OpenFile(disk+"p1", os.O_RDWR, 0)
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = part.Close() }) // again, perhaps
 	_, err = part.WriteString("data")
 	require.NoError(t, errors.Join(err, part.Sync()))
 	err = b.Clear(t.Context(), v)
