@@ -325,7 +325,7 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 
 // isDead reports whether a device could not be opened because it is broken, or going away.
 func isDead(err error) bool {
-	return slices.ContainsFunc([]error{unix.ENXIO, unix.ENODEV, unix.EIO, unix.ENOMEDIUM, unix.EREMOTEIO}, func(dead error) bool { return errors.Is(err, dead) })
+	return slices.ContainsFunc([]error{unix.ENXIO, unix.ENODEV, unix.EIO, unix.EREMOTEIO, unix.ETIMEDOUT, unix.ENOLINK, unix.ENOMEDIUM, unix.EMEDIUMTYPE}, func(dead error) bool { return errors.Is(err, dead) })
 }
 
 // shownBy is the refusal of a disk that other devices show, which need not claim it.
