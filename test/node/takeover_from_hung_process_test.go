@@ -112,7 +112,7 @@ func TestTakeOverFromAKilledPluginThatHangs(t *testing.T) {
 	third := p.Launch(options)
 	waiting, stop := context.WithTimeout(ctx, harness.Patience)
 	defer stop()
-	must(t, third.Log.Await(waiting, "aiting for another csi-node process"))
+	must(t, third.Log.Await(waiting, "aiting for another plugin process"))
 	third.Signal(t, syscall.SIGTERM)
 	third.Wait(t)
 

@@ -21,7 +21,7 @@ func TestSecondPluginWaitsForTheFirst(t *testing.T) {
 	second := p.Launch(harness.Options{})
 	waiting, cancel := context.WithTimeout(ctx, harness.Patience)
 	defer cancel()
-	must(t, second.Log.Await(waiting, "aiting for another csi-node process"))
+	must(t, second.Log.Await(waiting, "aiting for another plugin process"))
 	must(t, v.Publish(ctx, pod)) // the first still serves
 	write(t, filepath.Join(pod, "file"), "kept")
 	p.Terminate()

@@ -76,7 +76,7 @@ func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (dead int,
 		}
 		if tries%logTries == 0 {
 			holder, _ := process.LockHolder(f) // or it is not seen
-			klog.FromContext(ctx).Info("Waiting for another csi-node process that holds the store", "store", s.path, "holder", process.Name(holder), "waited", time.Duration(tries)*lockEvery)
+			klog.FromContext(ctx).Info("Waiting for another plugin process that holds the store", "store", s.path, "holder", process.Name(holder), "waited", time.Duration(tries)*lockEvery)
 		}
 		if how == unix.LOCK_EX && tries%lookTries == lookTries-1 {
 			was := dead
@@ -86,7 +86,7 @@ func (s *Store) waitForLock(ctx context.Context, f *os.File, how int) (dead int,
 		}
 		select {
 		case <-ctx.Done():
-			return 0, fmt.Errorf("waiting for another csi-node process that holds the store: %w", ctx.Err())
+			return 0, fmt.Errorf("waiting for another plugin process that holds the store: %w", ctx.Err())
 		case <-tick.C:
 		}
 	}

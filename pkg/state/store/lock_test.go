@@ -26,7 +26,7 @@ func opening(t *testing.T, dir string, dead int) <-chan *Store {
 		}
 		opened <- s
 	}()
-	for !strings.Contains(<-log, "Waiting for another csi-node process") {
+	for !strings.Contains(<-log, "Waiting for another plugin process") {
 	}
 	return opened
 }

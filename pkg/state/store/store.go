@@ -45,7 +45,7 @@ import (
 const Directory = "volumes"
 
 // ErrLocked is what OpenReadOnly returns while a running plugin has the store.
-var ErrLocked = errors.New("the store is in use by a running csi-node: ask that process, or try again when it has ended")
+var ErrLocked = errors.New("the store is in use by a running plugin: ask that process, or try again when it has ended")
 
 // readOnlyWait bounds the wait of OpenReadOnly for the store's lock.
 const readOnlyWait = time.Second
