@@ -130,26 +130,6 @@ func clean(t testing.TB, b *Backend, views *blockdev.Devices) {
 	}
 }
 
-// engine lets views grow with their devices, as the engine's planner does.
-type engine struct {
-	*Backend
-	views *blockdev.Devices
-}
-
-func (e engine) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
-	if err := e.Backend.Grow(ctx, v, bytes); err != nil {
-		return err
-	}
-	d, err := e.Find(ctx, v)
-	if err != nil || !d.Attached() {
-		return err
-	}
-	if view, err := e.views.FindView(ctx, d); err != nil || !view.Attached() {
-		return err
-	}
-	return e.views.AttachView(ctx, d)
-}
-
 // abilities are those of a backend that makes no volumes.
 type abilities interface {
 	devices.Backend
@@ -166,24 +146,25 @@ func TestConformance(t *testing.T) {
 	for name, parameters := range map[string]map[string]string{"thick": nil, "thin": {poolKey: "thin"}} {
 		t.Run(name, func(t *testing.T) {
 			devicestest.Backend(t, func(t *testing.T) devicestest.Harness {
-				var e engine
+				var b *Backend
+				var views *blockdev.Devices
 				open := func(t *testing.T) devices.Backend {
 					loops, err := loop.New(t.Context())
 					require.NoError(t, err)
 					loops.Reserve(loop.Numbers{Bound: machine.Bound})
-					e = engine{reopened(t, "suite"), blockdev.New(loops, nil)}
+					b, views = reopened(t, "suite"), blockdev.New(loops, nil)
 					if parameters == nil {
-						return e
+						return b
 					}
-					return struct{ abilities }{e}
+					return struct{ abilities }{b}
 				}
 				open(t)
-				t.Cleanup(func() { clean(t, e.Backend, e.views) })
+				t.Cleanup(func() { clean(t, b, views) })
 				return devicestest.Harness{
 					Open:  open,
-					Views: func() devicestest.Views { return e.views },
+					Views: func() devicestest.Views { return views },
 					Create: func(t *testing.T, name string) string {
-						return create(t, e.Backend, name, devicestest.Size, parameters).ID
+						return create(t, b, name, devicestest.Size, parameters).ID
 					},
 				}
 			})
