@@ -44,6 +44,6 @@ type Environment struct {
 	Raw func(state.DeviceNumber) error
 	// VolumeAt returns the volume that a device is, or that is published as it; "" if there is none.
 	VolumeAt func(state.DeviceNumber) string
-	// Loops attaches files as loop devices: one for all backends of a process.
+	// Loops attaches whole files as loop devices: one for all backends of a process.
 	Loops *loop.Devices
 }

@@ -17,6 +17,9 @@ import (
 type MountSource interface {
 	// Source returns what is mounted for a volume; not ok: it has a device. It asks no
 	// server. If only the id is known, it uses the id alone, or fails.
+	//
+	// By type and source the engine knows whose a mount is: no two volumes have the same
+	// ones, and a volume has the same ones after a restart, whatever the flags are then.
 	Source(ctx context.Context, v Volume) (source state.Source, ok bool, err error)
 }
 
