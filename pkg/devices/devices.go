@@ -67,15 +67,17 @@ type Backend interface {
 	Attach(ctx context.Context, v Volume, readOnly bool) error
 	// Detach returns nil only when the device is seen to be gone; an unknown volume has
 	// none. A device that is mounted or claimed stays as it is; an unclassified error names
-	// who holds it.
+	// who holds it. So does one over which there is a loop device, such as a read-only view,
+	// which does not claim it: Info.Loops of package blockdev tells.
 	Detach(ctx context.Context, v Volume) error
 }
 
 // Grower is a backend whose volumes can be made larger by the node.
 type Grower interface {
 	// Grow makes the volume, and its device if there is one, at least that many
-	// bytes large; it never shrinks them. ResourceExhausted: there is no room.
-	// NotFound: no such volume.
+	// bytes large; it never shrinks them. The engine lets
+	// a view over the device grow afterwards. ResourceExhausted: there is no room.
+	// NotFound: no such volume. What a context ends is as for a Backend.
 	Grow(ctx context.Context, v Volume, bytes int64) error
 }
 

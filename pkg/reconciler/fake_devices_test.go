@@ -67,6 +67,9 @@ func (d fakeDevices) Attach(ctx context.Context, volume devices.Volume, readOnly
 func (d fakeDevices) Detach(ctx context.Context, volume devices.Volume) error {
 	id := volume.ID
 	return d.call(ctx, opDetach, id, id, func(bool) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		v := d.k.volumes[id]
 		if v == nil || v.device == nil {
 			return nil
@@ -91,6 +94,9 @@ func (d fakeDevices) Detach(ctx context.Context, volume devices.Volume) error {
 
 func (d fakeDevices) Grow(ctx context.Context, volume devices.Volume, bytes int64) error {
 	return d.onVolume(ctx, opGrowDevice, volume.ID, func(v *fakeVolume, half bool) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if bytes > fakePool {
 			return state.Errorf(state.ResourceExhausted, "volume %s: no room for %d bytes", volume.ID, bytes)
 		}

@@ -450,6 +450,18 @@ func (s *suite) endedContext() {
 		s.Errorf("Attach with a context that has ended returns %v, not the context's error", err)
 	}
 	s.want(v, state.DeviceAbsent)
+	before := s.attached(v, false)
+	if err := s.b.Detach(ctx, of(v)); state.ClassOf(err) != state.Canceled {
+		s.Errorf("Detach with a context that has ended returns %v, not the context's error", err)
+	}
+	if can[devices.Grower](s.b) {
+		if err := s.grower().Grow(ctx, s.asked(v), 2*Size); state.ClassOf(err) != state.Canceled {
+			s.Errorf("Grow with a context that has ended returns %v, not the context's error", err)
+		}
+	}
+	if d := s.want(v, state.DeviceAttached); d != before {
+		s.Errorf("after calls whose context had ended: %+v, before %+v", d, before)
+	}
 }
 
 // of returns what a backend is told of a volume of which only the id is known.

@@ -29,6 +29,9 @@ const (
 // ResourceExhausted: it is smaller.
 func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) (err error) {
 	defer state.Wrap(&err, "volume %s: grow", v.ID)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	c, s, info, err := b.look(v)
 	if err == nil {
 		err = same(c, s, info)

@@ -147,7 +147,7 @@ func (r rack) Grow(ctx context.Context, v devices.Volume, bytes int64) error {
 	r.mu.Lock()
 	file := r.disks[v.ID][1]
 	r.mu.Unlock()
-	if info, err := os.Stat(file); err == nil && info.Size() < bytes && bytes < 1<<30 {
+	if info, err := os.Stat(file); err == nil && ctx.Err() == nil && info.Size() < bytes && bytes < 1<<30 {
 		if err := os.Truncate(file, bytes); err != nil {
 			return err
 		}
