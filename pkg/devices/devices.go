@@ -75,7 +75,8 @@ type Backend interface {
 // Grower is a backend whose volumes can be made larger by the node.
 type Grower interface {
 	// Grow makes the volume, and its device if there is one, at least that many
-	// bytes large; it never shrinks them. The engine lets
+	// bytes large; it never shrinks them. What it adds reads as zeros; if others make the
+	// volumes, it may read otherwise, but never as data of another volume. The engine lets
 	// a view over the device grow afterwards. ResourceExhausted: there is no room.
 	// NotFound: no such volume. What a context ends is as for a Backend.
 	Grow(ctx context.Context, v Volume, bytes int64) error

@@ -42,7 +42,7 @@ func TestFakeKernelIsABackend(t *testing.T) {
 				blank := state.Contents{Kind: state.ContentsBlank}
 				k.with(func() {
 					v := &fakeVolume{capacity: devicestest.Size, size: devicestest.Size, fakeData: fakeData{contents: blank, beneath: blank}}
-					k.volumes[name], bytes[v] = v, make([]byte, devicestest.Size)
+					k.volumes[name], bytes[v] = v, make([]byte, 4*devicestest.Size)
 				})
 				return name
 			},

@@ -76,6 +76,7 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 			"Restart":          (*suite).restart,
 			"AttachConcurrent": (*suite).attachConcurrent,
 			"MixConcurrent":    (*suite).mixConcurrent,
+			"Apart":            (*suite).apart,
 			"EndedContext":     (*suite).endedContext,
 			"View":             (*suite).view,
 			"ViewRestart":      (*suite).viewRestart,
@@ -84,6 +85,7 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 			"GrowAbsent":   (*suite).growAbsent,
 			"GrowAttached": (*suite).growAttached,
 			"GrowTooLarge": (*suite).growTooLarge,
+			"GrowApart":    (*suite).growApart,
 			"ViewGrows":    (*suite).viewGrows,
 		}},
 		{can[devices.Formatter](b), map[string]func(*suite){
@@ -103,6 +105,9 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 			"ProvisionConcurrent": (*suite).provisionConcurrent,
 			"ProvisionParameters": (*suite).provisionParameters,
 			"Capacity":            (*suite).capacity,
+		}},
+		{can[devices.Grower](b) && can[devices.Provisioner](b), map[string]func(*suite){
+			"GrowReused": (*suite).growReused,
 		}},
 		{can[devices.Lister](b), map[string]func(*suite){
 			"List": (*suite).list,

@@ -58,11 +58,9 @@ func (s *suite) provision() {
 			s.Errorf("it owns what it made: %t (%v)", owns, err)
 		}
 	}
-	spec := s.asked(v.ID)
-	spec.Context = v.Context
+	spec := s.askedMade(v)
 	s.ok(s.b.Validate(spec))
-	s.ok(s.b.Attach(s.ctx, spec, false))
-	d := s.want(v.ID, state.DeviceAttached)
+	d := s.attachedMade(v)
 	if d.Size < v.Bytes || d.Formatted != "" {
 		s.Errorf("its device is %+v", d)
 	}
@@ -94,15 +92,9 @@ func (s *suite) provision() {
 	}
 
 	v = s.made(p, r) // as if that name had never been
-	spec = s.asked(v.ID)
-	spec.Context = v.Context
-	s.ok(s.b.Attach(s.ctx, spec, false))
-	got := make([]byte, Size)
-	s.Read(s.T, s.want(v.ID, state.DeviceAttached), 0, got)
-	if i := slices.IndexFunc(got, func(b byte) bool { return b != 0 }); i >= 0 {
-		s.Errorf("byte %d of a new volume is %#x: it must be empty, whatever its storage held", i, got[i])
-	}
-	s.ok(s.b.Detach(s.ctx, spec))
+	again := s.attachedMade(v)
+	s.holds(v.ID, again, 0, make([]byte, Size), isEmpty)
+	s.ok(s.b.Detach(s.ctx, of(v.ID)))
 	s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
 }
 
