@@ -41,7 +41,8 @@ type Provisioner interface {
 	// ListVolumes returns the ids of all volumes, also of those that GetVolume cannot
 	// read. If not all can be listed, it fails.
 	ListVolumes(ctx context.Context) ([]string, error)
-	// GetCapacity returns how much room there is for volumes with completed parameters.
+	// GetCapacity returns how much room there is for volumes with completed parameters: less
+	// by what was made, and some seconds after a deletion more by what was deleted.
 	GetCapacity(ctx context.Context, parameters map[string]string) (Capacity, error)
 }
 
@@ -114,7 +115,8 @@ func (u Use) String() string {
 const (
 	// DefaultBytes is the size of a volume for which none is named.
 	DefaultBytes = 1 << 30
-	// LargestBytes bounds the size of every volume: sums of a few do not overflow.
+	// LargestBytes bounds the size of every volume. What layers and whole units add to
+	// one does not overflow; the sum of two may.
 	LargestBytes = 1 << 62
 )
 

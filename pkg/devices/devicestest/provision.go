@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
+	"github.com/csi-node/csi-node/pkg/internal/poll"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -93,6 +95,9 @@ func (s *suite) provision() {
 
 	v = s.made(p, r) // as if that name had never been
 	again := s.attachedMade(v)
+	if again.Identity != "" && again.Identity == d.Identity {
+		s.Errorf("the new volume has the identity of the deleted one, %q: no two volumes ever have the same", d.Identity)
+	}
 	s.holds(v.ID, again, 0, make([]byte, Size), isEmpty)
 	s.ok(s.b.Detach(s.ctx, of(v.ID)))
 	s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
@@ -203,9 +208,13 @@ func (s *suite) provisionParameters() {
 	}
 }
 
-// capacityTries is how often the room is looked at: others of the machine may give
-// back some at the same time.
-const capacityTries = 5
+// capacityTries is how often the room is looked at: others of the machine may take and
+// give back some at the same time. deletionTime is how long that of a deleted volume has
+// to be there again.
+const (
+	capacityTries = 5
+	deletionTime  = 5 * time.Second
+)
 
 func (s *suite) capacity() {
 	p := s.provisioner()
@@ -220,10 +229,20 @@ func (s *suite) capacity() {
 		after, err := p.GetCapacity(s.ctx, r.Parameters)
 		s.ok(err)
 		s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
-		if after.Available <= before.Available-v.Bytes/2 {
+		taken := after.Available <= before.Available-v.Bytes/2
+		var deleted devices.Capacity
+		given := poll.Until(s.ctx, deletionTime/20, deletionTime, func() bool {
+			deleted, err = p.GetCapacity(s.ctx, r.Parameters)
+			s.ok(err)
+			return deleted.Available >= after.Available+v.Bytes/2
+		})
+		switch {
+		case taken && given:
 			return
-		}
-		if try == capacityTries {
+		case try < capacityTries:
+		case taken:
+			s.Fatalf("the room of a deleted volume of %d bytes is not there again: %+v before the deletion, %+v after", v.Bytes, after, deleted)
+		default:
 			s.Fatalf("a volume of %d bytes takes none of the room: %+v before, %+v after", v.Bytes, before, after)
 		}
 	}
