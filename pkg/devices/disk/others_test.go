@@ -3,6 +3,7 @@ package disk
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -248,6 +249,7 @@ func TestPartitionOfAnOwnLoopDevice(t *testing.T) {
 func TestPartitionOfARawVolume(t *testing.T) {
 	_, file := newDisk(t, 8<<20)
 	_, ownFile := newDisk(t, 8<<20)
+	uuid := fmt.Sprintf("%08x-01", os.Getpid()) // no disk of another process has it
 	pods, podsDir := newPartition(t, file)
 	own, ownDir := newPartition(t, ownFile)
 	tell := func(node, dir, more string) {
@@ -255,10 +257,10 @@ func TestPartitionOfARawVolume(t *testing.T) {
 		require.NoError(t, os.WriteFile(uevent, []byte("DEVNAME="+filepath.Base(node)+"\n"+more), 0o600))
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(ownDir, "serial"), []byte("def\n"), 0o600))
-	tell(pods, podsDir, "PARTUUID=abcd-01\n")
+	tell(pods, podsDir, "PARTUUID="+uuid+"\n")
 	tell(own, ownDir, "")
 	set, vm, w := newSet(t, t.TempDir()), at("vm", strings.TrimSuffix(pods, "p1")), at("w", pods)
-	byUUID := devices.Volume{ID: "by-uuid", Context: map[string]string{"partUUID": "abcd-01"}}
+	byUUID := devices.Volume{ID: "by-uuid", Context: map[string]string{"partUUID": uuid}}
 	attach(t, set, byUUID, false) // it is the backend's to find again by where it was
 	require.NoError(t, set.Detach(t.Context(), byUUID))
 	vm.Context[ContentsKey] = anyContents
@@ -268,7 +270,7 @@ func TestPartitionOfARawVolume(t *testing.T) {
 	for _, v := range []devices.Volume{w, {ID: "another", Context: byUUID.Context}} {
 		wantError(t, set.Attach(t.Context(), v, false), state.FailedPrecondition, pods, "somebody's", "raw block volume vm")
 	}
-	tell(own, ownDir, "PARTUUID=abcd-01\n")
+	tell(own, ownDir, "PARTUUID="+uuid+"\n")
 	if d := attach(t, set, devices.Volume{ID: "another", Context: byUUID.Context}, false); d.Path != own {
 		t.Errorf("%+v", d)
 	}
