@@ -42,7 +42,7 @@ type Environment struct {
 	// nothing to the node: it is a volume of any backend, or was published as a raw block
 	// volume.
 	Raw func(state.DeviceNumber) error
-	// VolumeAt returns the volume that a device is, or that is published as it; "" if there is none.
+	// VolumeAt returns the volume that is published as a device; "" if there is none.
 	VolumeAt func(state.DeviceNumber) string
 	// Loops attaches whole files as loop devices: one for all backends of a process.
 	Loops *loop.Devices

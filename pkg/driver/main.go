@@ -29,7 +29,9 @@ func Main(o Options) {
 		err = Command(o).ExecuteContext(ctx)
 	}
 	if err != nil && !errors.As(err, &loggedError{}) {
-		fmt.Fprintf(os.Stderr, "%s: %s\n", o.program(), o.inOwnName(err.Error()))
+		stderr := newLogWriter(os.Stderr, func(int) {}) // which nobody may read
+		fmt.Fprintf(stderr, "%s: %s\n", o.program(), o.inOwnName(err.Error()))
+		stderr.End()
 	}
 	os.Exit(command.ExitCode(err))
 }

@@ -200,6 +200,16 @@ func TestMountSourceThatMoved(t *testing.T) {
 	target := func(t *state.Target) { t.Capability.FSType, t.Context = "", nil }
 	l.ok(l.stage(func(s *state.Stage) { s.Capability.FSType, s.Context = "", nil }))
 	l.ok(l.publish(target))
+	_, err := l.store.Edit("v", func(v *state.Volume) error { // as versions wrote it that remembered no source
+		v.Targets[l.n.path(1)].From = nil
+		return nil
+	})
+	l.ok(err)
+	l.restart(nil)
+	l.ok(l.publish(target))
+	if kept := l.store.Get("v").Targets[l.n.path(1)]; kept.From == nil || !kept.Confirmed() {
+		t.Errorf("the target is %+v", kept)
+	}
 	for range 2 { // and back
 		moved.Store(!moved.Load())
 		l.restart(nil)

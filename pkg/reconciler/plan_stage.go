@@ -583,6 +583,8 @@ func (p *planner) size(z *state.Size) Verdict {
 		return settled
 	case c.Err != nil:
 		return unseen(c.Err)
+	case c.Unreadable && !z.Accepted:
+		return unreadable(d, c)
 	case c.Kind == state.ContentsOther && !z.Accepted:
 		return stuck(state.FailedPrecondition, "the device has %d bytes, and what is on it is no file system that fills it: found %s", d.Size, c.Found)
 	case !c.Growable:

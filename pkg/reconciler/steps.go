@@ -49,7 +49,7 @@ func (r *Reconciler) hooked(ctx context.Context, step Step, want *state.Volume, 
 	return r.hook(ctx, want.ID, step, After)
 }
 
-// do carries out a step. These are all the ways in which the plugin changes a node.
+// do carries out a step. These are all the ways in which the plugin changes a node, but for giveBack.
 func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have *state.Actual) error {
 	k, s, t, d := r.kernel, want.Stage, want.Targets[step.Part.Path], have.Device
 	if err := r.confirm(ctx, step, want, have); err != nil {
@@ -150,28 +150,36 @@ func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state
 // which pods have another volume: they would be shown this one. The device that they had is gone, or
 // there would be no such number, and no backend but those of package loop knows of it.
 func (r *Reconciler) anothersNumber(want *state.Volume, have *state.Actual) error {
-	if want.Stage == nil || want.Stage.Gone || len(have.Stage.Mounts) > 0 || have.View.Present() {
+	if want.Stage == nil || want.Stage.Gone || have.Stage.Err != nil || len(have.Stage.Mounts) > 0 || have.View.Present() {
 		return nil
 	}
-	for _, m := range have.Targets.All() {
-		if len(m.Mounts) > 0 {
+	for path, m := range have.Targets.All() {
+		if unknown(m) || len(m.Mounts) > 0 || want.Targets[path].Device != (state.DeviceNumber{}) {
 			return nil
 		}
 	}
 	for _, e := range have.Stack() {
 		if owner := r.store.VolumeOfDevice(e.Device.Number); e.Device.Attached() && owner != "" && owner != want.ID {
-			return state.Errorf(state.Unavailable, "volume %s: its device %s got the number %s, with which pods have the volume %s, whose own device is gone: they would be shown this volume, so it is detached again. Restart the pods of %s first", want.ID, e.Device.Path, e.Device.Number, owner, owner)
+			return state.Errorf(state.Unavailable, "volume %s: its device %s got the number %s, with which pods have the volume %s, whose own device is gone: they would be shown this volume, so it is given back. Restart the pods of %s first", want.ID, e.Device.Path, e.Device.Number, owner, owner)
 		}
 	}
 	return nil
 }
 
-// giveBack takes the uppermost device of a volume down.
+// giveBack takes the uppermost device of a volume down that nobody uses. It is no step of a plan: that
+// would leave the device to those to whom its number is bound.
 func (r *Reconciler) giveBack(ctx context.Context, want *state.Volume, have *state.Actual) error {
+	step := Step{Action: Detach, Part: state.StagePart()}
 	for _, e := range slices.Backward(have.Stack()) {
 		if e.Layer != "" && e.Device.Attached() {
-			return r.onLayer(ctx, Step{Action: CloseLayer, Part: state.StagePart(), Layer: e.Layer}, want, have)
+			step.Action, step.Layer = CloseLayer, e.Layer
+			break
 		}
+	}
+	r.begin(want.ID, step)
+	defer r.end(want.ID)
+	if step.Action == CloseLayer {
+		return r.onLayer(ctx, step, want, have)
 	}
 	return r.kernel.Devices.Detach(ctx, r.spec(want))
 }

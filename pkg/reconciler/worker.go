@@ -106,8 +106,9 @@ func (p *pass) advance(ctx context.Context) bool {
 		p.answer(ctx, want, Plan{})
 		return false
 	}
-	if err := p.r.anothersNumber(want, have); err != nil && p.failure(want, state.StagePart()) == nil {
-		p.fail(want, state.StagePart(), errors.Join(err, p.r.giveBack(ctx, want, have)))
+	anothers := p.r.anothersNumber(want, have)
+	if anothers != nil && p.failure(want, state.StagePart()) == nil {
+		p.fail(want, state.StagePart(), errors.Join(anothers, p.r.giveBack(ctx, want, have)))
 		return true
 	}
 	p.noteProof(have)
@@ -115,6 +116,9 @@ func (p *pass) advance(ctx context.Context) bool {
 		return true
 	}
 	plan := makePlan(want, have).plan
+	if anothers != nil { // it could not be given back
+		plan.withhold(want, anothers)
+	}
 	p.tracePlan(plan)
 	p.r.observed(p.id, want, have, plan, at)
 	p.failBroken(want, have, plan)
@@ -428,7 +432,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actua
 		case seen && part.Kind == state.StageKind && remembersLess(want.Stage, have): // it could not be read before, or the stage was adopted
 			edit(part, func(v *state.Volume) { remember(v.Stage, have) })
 		case seen && part.Kind == state.TargetKind && have.Source != nil && !want.Targets[part.Path].From.Remembers(have.Source):
-			edit(part, func(v *state.Volume) { accept(v, part, have) })
+			edit(part, func(v *state.Volume) { v.Targets[part.Path].From = seenSource(have.Source) })
 		case !seen && !intent.Gone && !intent.Accepted && p.refused(want, plan, part):
 			edit(part, func(v *state.Volume) { v.Withdraw(part, time.Now()) })
 		}
@@ -502,7 +506,7 @@ func accept(v *state.Volume, part state.Part, have *state.Actual) {
 	case part.Kind == state.StageKind:
 		remember(v.Stage, have)
 	case part.Kind == state.TargetKind && have.Source != nil:
-		t.From = &state.SeenSource{FSType: have.Source.FSType, Source: have.Source.Source}
+		t.From = seenSource(have.Source)
 	case part.Kind != state.TargetKind || t.Capability.Access != state.BlockAccess:
 	case needsView(t, have.Device):
 		t.Device = have.View.Number
@@ -510,6 +514,10 @@ func accept(v *state.Volume, part state.Part, have *state.Actual) {
 		t.Device = have.Device.Number
 	}
 	v.Accept(part, callerWaits(v, part))
+}
+
+func seenSource(s *state.Source) *state.SeenSource {
+	return &state.SeenSource{FSType: s.FSType, Source: s.Source}
 }
 
 // callerWaits reports whether a caller waits for a part. A caller who publishes waits for

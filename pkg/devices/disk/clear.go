@@ -37,13 +37,13 @@ func (b *Backend) Clear(ctx context.Context, v devices.Volume) error {
 		if len(info.Partitions) > 0 { // else the kernel would make those that only pods know, and udev look at them
 			err = rereadPartitions(ctx, f, info)
 		}
-		if errors.Is(err, unix.EBUSY) { // who has one open would write back what it has in memory
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, unix.EBUSY): // who has one open would write back what it has in memory
 			return state.Errorf(state.FailedPrecondition, "a partition of %s is open: %s: %w", info.Path, strings.Join(info.Partitions, ", "), err)
 		}
-		if err != nil {
-			return err
-		}
-		begun = true
+		begun = true // whatever else is wrong with the table, zeros may cure it
 		if err := blockdev.Zero(ctx, f, info.Size, nil); err != nil {
 			return err
 		}
