@@ -2,6 +2,7 @@ package blockdev
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -61,23 +62,32 @@ func (i Info) TakesCommands() bool {
 // Loops returns the nodes of the loop devices that show a device, which do not claim it. With an
 // error there may be more.
 func (i Info) Loops() (paths []string, err error) {
-	paths, _, err = i.LoopsOnDisk()
+	paths, _, err = i.loops(func(state.DeviceNumber) bool { return false })
 	return paths, err
 }
 
 // LoopsOnDisk returns Loops, and the nodes of the loop devices that show a partition of the device, or
 // the disk that it is a partition of.
 func (i Info) LoopsOnDisk() (paths, ofParts []string, err error) {
+	return i.loops(func(shown state.DeviceNumber) bool {
+		other, err := InfoBySysfs(shown)
+		return err == nil && i.SharesDisk(other)
+	})
+}
+
+// loops returns Loops, and the nodes of the loop devices over other devices that are of the same disk.
+func (i Info) loops(ofDisk func(shown state.DeviceNumber) bool) (paths, ofParts []string, err error) {
 	loops, err := devnode.Loops()
+	if err != nil {
+		err = fmt.Errorf("see which loop devices show %s: %w", i.Path, err)
+	}
 	for _, name := range slices.Sorted(maps.Keys(loops)) {
 		backing := strings.TrimSuffix(loops[name], " (deleted)") // a node that was made again since
-		at, ok := nodeAt(backing)
-		if backing == i.Path || ok && at == i.Number {
+		switch at, ok := nodeAt(backing); {
+		case backing == i.Path, ok && at == i.Number:
 			paths = append(paths, "/dev/"+name)
-		} else if ok {
-			if shown, err := InfoBySysfs(at); err == nil && i.SharesDisk(shown) {
-				ofParts = append(ofParts, "/dev/"+name)
-			}
+		case ok && ofDisk(at):
+			ofParts = append(ofParts, "/dev/"+name)
 		}
 	}
 	return paths, ofParts, err

@@ -17,7 +17,8 @@ const (
 )
 
 // logWriter writes the log by a goroutine of its own: whoever reads it may stop doing so, and
-// no call, probe or signal waits for that. What has no room is left out, and counted.
+// no call, probe or signal waits for that. What has no room is left out, and counted; the last lines
+// before a crash may be lost.
 type logWriter struct {
 	out     io.Writer
 	leftOut func(lines int) // is told of lines that were lost, once others are written again

@@ -40,6 +40,15 @@ func (m memory) Source(_ context.Context, v devices.Volume) (state.Source, bool,
 	return state.Source{FSType: "tmpfs", Source: server + v.ID, Options: []string{"size=1m"}, Deadline: 10 * time.Second}, true, nil
 }
 
+// newMemory returns a reconciler on this node whose volume is of such a backend.
+func newMemory(t *testing.T) (*layered, memory) {
+	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
+	m := memory{l.n.parts.Devices, new(atomic.Bool), new(atomic.Bool)}
+	l.n.parts.Devices = m
+	l.start()
+	return l, m
+}
+
 // A server that does not answer holds up nothing but its volume, and that no longer
 // than a mount of it may take.
 func TestMountSourceThatHangs(t *testing.T) {
@@ -108,10 +117,7 @@ func TestMountSourceOfAServerThatIsAway(t *testing.T) {
 // each target is a mount of its own, which is mounted again when it is lost and
 // taken away in the end.
 func TestMountSource(t *testing.T) {
-	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
-	var forgetful, moved atomic.Bool
-	l.n.parts.Devices = memory{l.n.parts.Devices, &forgetful, &moved}
-	l.start()
+	l, b := newMemory(t)
 	defer l.stop()
 	anyType := func(s *state.Stage) { s.Capability.FSType, s.Context = "", nil }
 	target := func(t *state.Target) { t.Capability.FSType, t.Context = "", nil }
@@ -175,12 +181,12 @@ func TestMountSource(t *testing.T) {
 
 	// What may be its own is not left behind as somebody else's, and where nothing is there is nothing to know.
 	l.store.lose()
-	forgetful.Store(true)
+	b.forgetful.Store(true)
 	if err := l.unpublish(); state.ClassOf(err) != state.Unavailable || !strings.Contains(err.Error(), "no context") {
 		t.Errorf("unpublished what may be its own: %v", err)
 	}
 	l.ok(l.ask(state.TargetPart(l.n.path(2)), func(v *state.Volume) error { return v.AskUnpublish(l.n.path(2), time.Now()) }))
-	forgetful.Store(false)
+	b.forgetful.Store(false)
 
 	l.ok(l.unpublish())
 	l.ok(l.unstage())
@@ -192,11 +198,8 @@ func TestMountSource(t *testing.T) {
 // A target stays the volume's if that is mounted from somewhere else after a restart: it is left to its pod, and can be
 // unpublished.
 func TestMountSourceThatMoved(t *testing.T) {
-	l := &layered{t: t, n: newRealNode(t), store: newFakeStore()}
-	var forgetful, moved atomic.Bool
-	l.n.parts.Devices = memory{l.n.parts.Devices, &forgetful, &moved}
-	l.start()
-	defer l.stop()
+	l, b := newMemory(t)
+	defer func() { l.stop() }() // of the last one
 	target := func(t *state.Target) { t.Capability.FSType, t.Context = "", nil }
 	l.ok(l.stage(func(s *state.Stage) { s.Capability.FSType, s.Context = "", nil }))
 	l.ok(l.publish(target))
@@ -206,14 +209,15 @@ func TestMountSourceThatMoved(t *testing.T) {
 	})
 	l.ok(err)
 	l.restart(nil)
-	l.ok(l.publish(target))
+	grown := l.ask(state.SizePart(), func(v *state.Volume) error { return v.AskSize(small, 0, time.Now()) }) // asks nothing of the target
+	require.Class(t, grown, state.FailedPrecondition, "no device")
 	if kept := l.store.Get("v").Targets[l.n.path(1)]; kept.From == nil || !kept.Confirmed() {
 		t.Errorf("the target is %+v", kept)
 	}
 	for range 2 { // and back
-		moved.Store(!moved.Load())
+		b.moved.Store(!b.moved.Load())
 		l.restart(nil)
-		if moved.Load() {
+		if b.moved.Load() {
 			require.Class(t, l.publish(target), state.Unavailable, "from memory:v at "+l.n.path(1), "from moved:v now", "restart the pod")
 		} else {
 			l.ok(l.publish(target))
@@ -222,7 +226,7 @@ func TestMountSourceThatMoved(t *testing.T) {
 			t.Errorf("mounted is %+v", mounts)
 		}
 	}
-	moved.Store(true)
+	b.moved.Store(true)
 	l.restart(nil)
 	l.ok(l.unpublish())
 	l.ok(l.publish(target))

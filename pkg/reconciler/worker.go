@@ -108,7 +108,9 @@ func (p *pass) advance(ctx context.Context) bool {
 	}
 	anothers := p.r.anothersNumber(want, have)
 	if anothers != nil && p.failure(want, state.StagePart()) == nil {
-		p.fail(want, state.StagePart(), errors.Join(anothers, p.r.giveBack(ctx, want, have)))
+		err := errors.Join(anothers, p.r.giveBack(ctx, want, have))
+		klog.FromContext(ctx).Error(err, "Device given back")
+		p.fail(want, state.StagePart(), err)
 		return true
 	}
 	p.noteProof(have)

@@ -117,7 +117,7 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	}
 	over, ofParts, err := now.LoopsOnDisk()
 	if err != nil {
-		return fmt.Errorf("see which loop devices show %s: %w", now.Path, err)
+		return err
 	}
 	over = slices.DeleteFunc(over, func(path string) bool { return b.isOwnView(v, path, own) })
 	if !own { // else they are its pods'
@@ -263,14 +263,17 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 	}
 	defer done()
 	c, _, err := b.known(v)
-	defer state.Wrap(&err, "volume %s: detach", v.ID)
 	switch {
-	case state.ClassOf(err) == state.Internal: // what a damaged note has said cannot be taken back
-		return nil
-	case err != nil, c.Attached == nil:
+	case state.ClassOf(err) == state.InvalidArgument:
 		return err
+	case state.ClassOf(err) == state.Internal, err == nil && c.Attached == nil: // what a damaged note has said cannot be taken back
+		return nil
 	}
-	if err := b.release(ctx, c); err != nil {
+	defer state.Wrap(&err, "volume %s: detach", v.ID)
+	if err == nil {
+		err = b.release(ctx, c)
+	}
+	if err != nil {
 		return err
 	}
 	c.Attached = nil
@@ -312,7 +315,7 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 	defer closeAfter(f, &err)
 	views, err := now.Loops() // which do not claim it
 	if err != nil {
-		return fmt.Errorf("see which loop devices show %s: %w", now.Path, err)
+		return err
 	}
 	if len(views) > 0 {
 		return fmt.Errorf("%s is in use: %s is over it", now.Path, strings.Join(views, ", "))

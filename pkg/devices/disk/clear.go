@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -104,7 +103,7 @@ func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(
 	defer closeAfter(file, &err)
 	loops, ofParts, err := now.LoopsOnDisk()
 	if err != nil {
-		return fmt.Errorf("see which loop devices show %s: %w", now.Path, err)
+		return err
 	}
 	if over := slices.Concat(now.Holders, loops, ofParts); len(over) > 0 {
 		return shownBy(now, over)

@@ -119,6 +119,16 @@ func want(t testing.TB, b devices.Backend, v devices.Volume, want state.DeviceSt
 	return d
 }
 
+// attached returns a backend with a volume that is attached.
+func attached(t *testing.T, readOnly bool) (b *Backend, v devices.Volume, node string) {
+	t.Helper()
+	b = newBackend(t, t.TempDir())
+	node, _ = newDisk(t, size)
+	v = at("v", node)
+	attach(t, b, v, readOnly)
+	return b, v, node
+}
+
 // rack is what gives disks to nodes: it knows which volume is which, and makes them larger.
 type rack struct {
 	*devices.Set

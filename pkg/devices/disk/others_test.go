@@ -127,10 +127,7 @@ func TestNoFilesLeft(t *testing.T) {
 
 // A note that cannot be read just now may tell of a disk that is to be given up.
 func TestDetachWithANoteThatCannotBeRead(t *testing.T) {
-	b := newBackend(t, t.TempDir())
-	node, _ := newDisk(t, size)
-	v := at("v", node)
-	attach(t, b, v, true)
+	b, v, node := attached(t, true)
 	path := b.claims.Path("v")
 	require.NoError(t, errors.Join(os.Rename(path, path+".away"), os.Mkdir(path, 0o700)))
 	wantError(t, b.Detach(t.Context(), v), state.Unavailable, path)
@@ -141,10 +138,7 @@ func TestDetachWithANoteThatCannotBeRead(t *testing.T) {
 
 // A disk without a node in /dev is there all the same.
 func TestDetachWithoutANode(t *testing.T) {
-	b := newBackend(t, t.TempDir())
-	node, _ := newDisk(t, size)
-	v := at("v", node)
-	attach(t, b, v, true)
+	b, v, node := attached(t, true)
 	release := devicestest.Hold(t, node)
 	require.NoError(t, os.Remove(node))
 	wantError(t, b.Detach(t.Context(), v), state.Unavailable, node, "in use")
@@ -157,10 +151,7 @@ func TestDetachWithoutANode(t *testing.T) {
 
 // The read-only mode that Attach has set is noted until it is taken back, and no longer.
 func TestSwitchToReadWrite(t *testing.T) {
-	b := newBackend(t, t.TempDir())
-	node, _ := newDisk(t, size)
-	v := at("v", node)
-	attach(t, b, v, true)
+	b, v, node := attached(t, true)
 	attach(t, b, v, false)
 	run(t, "blockdev", "--setro", node) // somebody else's
 	require.NoError(t, b.Detach(t.Context(), v))

@@ -182,7 +182,7 @@ func (b *Backend) Detach(ctx context.Context, v devices.Volume) (err error) {
 	}
 	views, err := info.Loops() // which do not claim it
 	if err != nil {
-		return fmt.Errorf("see which loop devices show %s: %w", info.Path, err)
+		return err
 	}
 	if len(views) > 0 {
 		return fmt.Errorf("%s is in use: %s is over it", info.Path, strings.Join(views, ", "))

@@ -151,10 +151,13 @@ func (d Dir) Each(f func(key string, read func(into any) error) error) error {
 		if !strings.HasSuffix(entry.Name(), suffix) {
 			continue
 		}
-		s, readErr := read(filepath.Join(string(d), entry.Name()))
-		if readErr == nil && s != nil && d.Path(s.Key) != filepath.Join(string(d), entry.Name()) {
-			readErr = damaged(filepath.Join(string(d), entry.Name()), fmt.Errorf("it is a copy of the note of %q", s.Key))
-		} else if readErr == nil && s != nil {
+		path := filepath.Join(string(d), entry.Name())
+		s, readErr := read(path)
+		switch {
+		case readErr != nil, s == nil:
+		case d.Path(s.Key) != path:
+			readErr = damaged(path, fmt.Errorf("it is a copy of the note of %q", s.Key))
+		default:
 			readErr = f(s.Key, func(into any) error { return json.Unmarshal(s.Note, into) })
 		}
 		err = errors.Join(err, readErr)
