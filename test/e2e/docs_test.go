@@ -45,10 +45,9 @@ func tryFollow(t *testing.T, checkout string, commands ...string) (string, error
 	return string(out), err
 }
 
-// TestGrowthTakenBack: a growth without room is told, and taken back by a request for more than the volume has: as
+// growthTakenBack: a growth without room is told, and taken back by a request for more than the volume has: as
 // docs/volumes.md says, the old size itself is refused.
-func TestGrowthTakenBack(t *testing.T) {
-	s := newSpace(t)
+func growthTakenBack(s *space) {
 	s.apply(claim("data", "csi-node-xfs", "320Mi"), pod("pod", "data", idle))
 	s.ready("pod")
 	s.grow("data", "1Ti")
@@ -57,10 +56,10 @@ func TestGrowthTakenBack(t *testing.T) {
 		return s.try("patch", "persistentvolumeclaim", "data", "--patch", `{"spec":{"resources":{"requests":{"storage":"`+size+`"}}}}`)
 	}
 	if _, err := patch("320Mi"); err == nil || !strings.Contains(err.Error(), "field can not be less than status.capacity") {
-		t.Errorf("the old size: %v", err)
+		s.Errorf("the old size: %v", err)
 	}
 	if _, err := patch("321Mi"); err != nil {
-		t.Error(err)
+		s.Error(err)
 	}
 	s.grown("data", "321Mi")
 }
@@ -95,60 +94,57 @@ func TestTwoDefaultClasses(t *testing.T) {
 	s.remove("persistentvolumeclaim/one", "persistentvolumeclaim/two")
 }
 
-// TestLooks: the commands by which docs/operate.md and docs/troubleshoot.md look at a node tell of it.
-func TestLooks(t *testing.T) {
-	s := newSpace(t)
+// looks: the commands by which docs/operate.md and docs/troubleshoot.md look at a node tell of it.
+func looks(s *space) {
 	s.apply(claim("data", "csi-node-local", "32Mi"), pod("pod", "data", idle))
 	s.ready("pod")
-	if out := follow(t, "../..", documented(t, "docs/operate.md", "## Run commands on a node", "NODE", nodeName)...); !strings.Contains(out, s.name+"/pod") {
-		t.Errorf("the status of the node has not the pod:\n%s", out)
+	if out := follow(s.T, "../..", documented(s.T, "docs/operate.md", "## Run commands on a node", "NODE", nodeName)...); !strings.Contains(out, s.name+"/pod") {
+		s.Errorf("the status of the node has not the pod:\n%s", out)
 	}
-	id := follow(t, "../..", documented(t, "docs/operate.md", "VOLUME is the id of a volume", "NAME", "--namespace="+s.name+" data")...)
+	id := follow(s.T, "../..", documented(s.T, "docs/operate.md", "VOLUME is the id of a volume", "NAME", "--namespace="+s.name+" data")...)
 	if want := s.volumeOf("data"); id != want {
-		t.Errorf("the volume's id is %q, and not %q", id, want)
+		s.Errorf("the volume's id is %q, and not %q", id, want)
 	}
-	if out := follow(t, "../..", documented(t, "docs/troubleshoot.md", "3. What has it left")...); !regexp.MustCompile(`csi-node-local +[0-9]+[KMG]i? +map\[topology.csi-node.local/node:` + nodeName + `]`).MatchString(out) {
-		t.Errorf("of the node's room is told\n%s", out)
+	if out := follow(s.T, "../..", documented(s.T, "docs/troubleshoot.md", "3. What has it left")...); !regexp.MustCompile(`csi-node-local +[0-9]+[KMG]i? +map\[topology.csi-node.local/node:` + nodeName + `]`).MatchString(out) {
+		s.Errorf("of the node's room is told\n%s", out)
 	}
 	s.remove("pod/pod", "persistentvolumeclaim/data")
 }
 
-// TestOperates: by the commands of docs/operate.md the files of a volume get into a new one, and a node is kept by the
+// operates: by the commands of docs/operate.md the files of a volume get into a new one, and a node is kept by the
 // autoscaler.
-func TestOperates(t *testing.T) {
-	s := newSpace(t)
+func operates(s *space) {
 	s.apply(claim("old", "csi-node-local", "32Mi"), pod("old", "old", "echo kept > /data/file; "+idle), claim("new", "csi-node-local", "32Mi"), pod("new", "new", idle))
 	s.ready("old")
 	s.ready("new")
-	follow(t, "../..", documented(t, "docs/operate.md", "- **File by file**",
-		"NEW-POD", "--namespace="+s.name+" new", "POD", "--namespace="+s.name+" old", "data.tar", filepath.Join(t.TempDir(), "data.tar"))...)
+	follow(s.T, "../..", documented(s.T, "docs/operate.md", "- **File by file**",
+		"NEW-POD", "--namespace="+s.name+" new", "POD", "--namespace="+s.name+" old", "data.tar", filepath.Join(s.TempDir(), "data.tar"))...)
 	if out := s.kubectl("exec", "new", "--", "cat", "/data/file"); strings.TrimSpace(out) != "kept" {
-		t.Errorf("the new volume holds %q", out)
+		s.Errorf("the new volume holds %q", out)
 	}
 	const annotation = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
-	follow(t, "../..", documented(t, "docs/operate.md", "protect each node that has volumes", "NODE", nodeName)...)
-	if out := kubectl(t, "get", "node", nodeName, "--output=jsonpath={.metadata.annotations}"); !strings.Contains(out, `"`+annotation+`":"true"`) {
-		t.Errorf("the node has the annotations %s", out)
+	follow(s.T, "../..", documented(s.T, "docs/operate.md", "protect each node that has volumes", "NODE", nodeName)...)
+	if out := kubectl(s, "get", "node", nodeName, "--output=jsonpath={.metadata.annotations}"); !strings.Contains(out, `"`+annotation+`":"true"`) {
+		s.Errorf("the node has the annotations %s", out)
 	}
-	kubectl(t, "annotate", "node", nodeName, annotation+"-")
+	kubectl(s, "annotate", "node", nodeName, annotation+"-")
 	s.remove("pod/old", "pod/new", "persistentvolumeclaim/old", "persistentvolumeclaim/new")
 }
 
-// TestClassOfSomeNodes: the class on docs/volumes.md makes volumes on the nodes that it names, and on no others.
-func TestClassOfSomeNodes(t *testing.T) {
-	s := newSpace(t)
+// classOfSomeNodes: the class on docs/volumes.md makes volumes on the nodes that it names, and on no others.
+func classOfSomeNodes(s *space) {
 	page, err := os.ReadFile("../../docs/volumes.md")
 	if err != nil {
-		t.Fatal(err)
+		s.Fatal(err)
 	}
 	_, class, _ := strings.Cut(string(page), "**A class for some nodes only**")
 	_, class, _ = strings.Cut(class, "```yaml\n")
 	class, _, _ = strings.Cut(class, "```")
 	for name, node := range map[string]string{"e2e-here": nodeName, "e2e-elsewhere": "elsewhere"} {
 		if _, err := try(strings.NewReplacer("two-nodes", name, "worker-1", node).Replace(class), "apply", "--filename=-"); err != nil {
-			t.Fatal(err)
+			s.Fatal(err)
 		}
-		t.Cleanup(func() { kubectl(t, "delete", "storageclass", name) })
+		s.Cleanup(func() { kubectl(s, "delete", "storageclass", name) })
 		s.apply(claim(name, name, "32Mi"), pod(name, name, idle))
 	}
 	s.ready("e2e-here")
@@ -156,14 +152,13 @@ func TestClassOfSomeNodes(t *testing.T) {
 	s.remove("pod/e2e-here", "pod/e2e-elsewhere", "persistentvolumeclaim/e2e-here", "persistentvolumeclaim/e2e-elsewhere")
 }
 
-// TestExamples: the examples run that need no disk, volume group or encryption of the node, and so does the pod on
+// examples: the examples run that need no disk, volume group or encryption of the node, and so does the pod on
 // docs/volumes.md. The first of them is run by TestTakenOff, and those of a disk and of a volume that is there by tests of
 // their own.
-func TestExamples(t *testing.T) {
-	s := newSpace(t)
+func examples(s *space) {
 	page, err := os.ReadFile("../../docs/volumes.md")
 	if err != nil {
-		t.Fatal(err)
+		s.Fatal(err)
 	}
 	_, scratch, _ := strings.Cut(string(page), "## Scratch disks")
 	_, scratch, _ = strings.Cut(scratch, "```yaml\n")
@@ -172,7 +167,7 @@ func TestExamples(t *testing.T) {
 	for _, name := range []string{"raw-block", "ephemeral", "inline-ephemeral", "statefulset"} {
 		text, err := os.ReadFile("../../deploy/examples/" + name + ".yaml")
 		if err != nil {
-			t.Fatal(err)
+			s.Fatal(err)
 		}
 		manifests = append(manifests, string(text))
 	}
@@ -182,10 +177,10 @@ func TestExamples(t *testing.T) {
 			s.kubectl("rollout", "status", "statefulset/replicated", "--timeout="+patience.String())
 		}
 		if _, err := s.try("wait", "--for=condition=Ready", "pod", "--all", "--timeout="+patience.String()); err != nil {
-			t.Fatalf("%v\n%s", err, manifest)
+			s.Fatalf("%v\n%s", err, manifest)
 		}
 		if _, err := try(manifest, "delete", "--namespace="+s.name, "--filename=-", "--grace-period=1", "--timeout="+patience.String()); err != nil {
-			t.Error(err)
+			s.Error(err)
 		}
 		s.remove("persistentvolumeclaim", "--all") // those of the set
 	}

@@ -212,9 +212,8 @@ func (s *space) grown(claim, size string) {
 	})
 }
 
-// TestExpansion: a volume grows while its pod writes, and while no pod runs.
-func TestExpansion(t *testing.T) {
-	s := newSpace(t)
+// expansion: a volume grows while its pod writes, and while no pod runs.
+func expansion(s *space) {
 	s.apply(claim("online", "csi-node-local", "320Mi"), pod("online", "online", writer, "restartPolicy: Never"),
 		claim("offline", "e2e-ext4", "320Mi"), pod("offline", "offline", "echo kept > /data/file; "+idle),
 		claim("offline-xfs", "csi-node-xfs", "320Mi"), pod("offline-xfs", "offline-xfs", "echo kept > /data/file; "+idle))
@@ -224,7 +223,7 @@ func TestExpansion(t *testing.T) {
 	s.grow("online", "512Mi")
 	s.grown("online", "512Mi")
 	if after := s.mebibytes("online"); after < before+150 {
-		t.Errorf("the mounted file system had %d MiB and has %d MiB", before, after)
+		s.Errorf("the mounted file system had %d MiB and has %d MiB", before, after)
 	}
 	s.wrote("online")
 
@@ -232,7 +231,7 @@ func TestExpansion(t *testing.T) {
 		before := s.mebibytes(name)
 		s.remove("pod/" + name)
 		s.grow(name, "512Mi")
-		await(t, "resizer", func() error {
+		await(s, "resizer", func() error {
 			got, err := s.try("get", "persistentvolumeclaim", name, "--output=jsonpath={.status.conditions[*].type}")
 			if err == nil && !strings.Contains(got, "FileSystemResizePending") {
 				err = fmt.Errorf("conditions: %q", got)
@@ -242,8 +241,8 @@ func TestExpansion(t *testing.T) {
 		s.apply(pod(name, name, idle))
 		s.ready(name)
 		// kubelet asks for the growth when the volume is mounted already. Where that is too late for ext4 the claim says so, and the next start does it.
-		if name == "offline" && !mayGrowMountedExt4(t) {
-			await(t, "condition", func() error {
+		if name == "offline" && !mayGrowMountedExt4(s.T) {
+			await(s, "condition", func() error {
 				got, err := s.try("get", "persistentvolumeclaim", name, "--output=jsonpath={.status.conditions[*].message}")
 				if err == nil && !strings.Contains(got, "it grows when the volume is next staged") {
 					err = fmt.Errorf("conditions: %q", got)
@@ -256,7 +255,7 @@ func TestExpansion(t *testing.T) {
 		}
 		s.grown(name, "512Mi")
 		if after := s.mebibytes(name); after < before+100 {
-			t.Errorf("%s: the file system had %d MiB and has %d MiB", name, before, after)
+			s.Errorf("%s: the file system had %d MiB and has %d MiB", name, before, after)
 		}
 		s.holds(name, "cat /data/file", "kept")
 	}

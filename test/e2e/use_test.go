@@ -24,6 +24,12 @@ func TestWorkloads(t *testing.T) {
 		"FSGroup":          fsGroup,
 		"Filesystems":      filesystems,
 		"StaticVolume":     staticVolume,
+		"Expansion":        expansion,
+		"GrowthTakenBack":  growthTakenBack,
+		"Looks":            looks,
+		"Operates":         operates,
+		"ClassOfSomeNodes": classOfSomeNodes,
+		"Examples":         examples,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
