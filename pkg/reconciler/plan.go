@@ -121,18 +121,6 @@ func (all Verdicts) Of(part state.Part) Verdict {
 	return v
 }
 
-// withhold keeps a volume from use: nothing is done but to end what is to end, and the parts that
-// are asked for are stuck on err.
-func (p *Plan) withhold(want *state.Volume, err error) {
-	going := func(part state.Part) bool { intent := want.Intent(part); return intent != nil && intent.Gone }
-	p.Steps = slices.DeleteFunc(p.Steps, func(s Step) bool { return !going(s.Part) })
-	for i, one := range p.Verdicts {
-		if !going(one.part) {
-			p.Verdicts[i].verdict = stuck(state.ClassOf(err), "%v", err)
-		}
-	}
-}
-
 // All returns the parts with their verdicts, in order.
 func (all Verdicts) All() iter.Seq2[state.Part, Verdict] {
 	return func(yield func(state.Part, Verdict) bool) {

@@ -2,16 +2,18 @@ package reconciler
 
 import "github.com/csi-node/csi-node/pkg/state"
 
-// highest returns the index, in the stack, of the highest element that has a device;
-// 0, which is the source, when no layer has one.
-func (p *planner) highest() int {
-	for i := len(p.stack) - 1; i > 0; i-- {
-		if presentOrStray(p.stack[i].Device) {
+// highest returns the index of the highest element that has a device; 0, which is the
+// source, when no layer has one.
+func highest(stack []state.Element) int {
+	for i := len(stack) - 1; i > 0; i-- {
+		if presentOrStray(stack[i].Device) {
 			return i
 		}
 	}
 	return 0
 }
+
+func (p *planner) highest() int { return highest(p.stack) }
 
 // top returns the device of the highest element that has one; else the source.
 func (p *planner) top() state.Device { return p.stack[p.highest()].Device }

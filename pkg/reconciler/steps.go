@@ -146,54 +146,6 @@ func (r *Reconciler) attachView(ctx context.Context, want *state.Volume, d state
 	return errors.Join(err, r.kernel.Views.DetachView(ctx, d))
 }
 
-// anothersNumber returns an error if a device of a volume, which nobody uses yet, got a number with
-// which pods have another volume: they would be shown this one. The device that they had is gone, or
-// there would be no such number, and no backend but those of package loop knows of it.
-func (r *Reconciler) anothersNumber(want *state.Volume, have *state.Actual) error {
-	if want.Stage == nil || want.Stage.Gone || have.View.Present() {
-		return nil
-	}
-	for _, e := range have.Stack() {
-		owner := r.store.VolumeOfDevice(e.Device.Number)
-		if e.Device.Attached() && owner != "" && owner != want.ID && !mayShow(want, have, e.Device.Number) {
-			return state.Errorf(state.Unavailable, "volume %s: its device %s got the number %s, with which pods have the volume %s, whose own device is gone: they would be shown this volume, so it is given back. Restart the pods of %s first", want.ID, e.Device.Path, e.Device.Number, owner, owner)
-		}
-	}
-	return nil
-}
-
-// mayShow reports whether a device is seen at a path of the volume, was published with its number, or
-// may be.
-func mayShow(want *state.Volume, have *state.Actual, number state.DeviceNumber) bool {
-	shows := func(m state.Mountpoint) bool {
-		return unknown(m) || slices.ContainsFunc(m.Mounts, func(m state.Mount) bool { return m.Is(number) })
-	}
-	for path, t := range want.Targets {
-		if t.Device == number || shows(have.Targets.At(path)) {
-			return true
-		}
-	}
-	return want.Stage.Path != "" && shows(have.Stage)
-}
-
-// giveBack takes the uppermost device of a volume down that nobody uses. It is no step of a plan: that
-// would leave the device to those to whom its number is bound.
-func (r *Reconciler) giveBack(ctx context.Context, want *state.Volume, have *state.Actual) error {
-	step := Step{Action: Detach, Part: state.StagePart()}
-	for _, e := range slices.Backward(have.Stack()) {
-		if e.Layer != "" && e.Device.Attached() {
-			step.Action, step.Layer = CloseLayer, e.Layer
-			break
-		}
-	}
-	r.begin(want.ID, step)
-	defer r.end(want.ID)
-	if step.Action == CloseLayer {
-		return r.onLayer(ctx, step, want, have)
-	}
-	return r.kernel.Devices.Detach(ctx, r.spec(want))
-}
-
 // indexOf returns the index in the stack of the element that a layer made; 0, which is
 // the source, for the empty name.
 func indexOf(have *state.Actual, layer string) int {
@@ -287,8 +239,8 @@ func (r *Reconciler) release(ctx context.Context, want *state.Volume) error {
 	if err != nil {
 		return err
 	}
-	p := newPlanner(want, have)
-	d := p.top()
+	stack := have.Stack()
+	d := stack[highest(stack)].Device
 	if !presentOrStray(d) {
 		return nil
 	}
