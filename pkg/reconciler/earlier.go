@@ -8,8 +8,8 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// earlier is what a pass observed before its last step. The next observation of the
-// pass looks only at what that step can have changed, and takes over the rest.
+// earlier is what a pass observed before its last step that succeeded. The next observation
+// of the pass looks only at what that step can have changed, and takes over the rest.
 type earlier struct {
 	want *state.Volume
 	have *state.Actual

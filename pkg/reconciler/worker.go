@@ -34,12 +34,10 @@ type pass struct {
 	mounted map[state.Part]bool // by steps of this pass
 	repairs map[restored]bool   // made in this pass
 	done    doneSteps
-	logger  klog.Logger   // of the last step done, which has its trace
-	last    Step          // the last step that succeeded
-	lastFor uint64        // the revision of the intent that it was for
-	before  *state.Actual // what was observed before it
-	seen    *earlier      // what may be taken over from before the last step; nil: nothing
-	trace   *passTrace    // nil: nothing is traced
+	logger  klog.Logger // of the last step done, which has its trace
+	last    earlier     // than the last step that succeeded
+	seen    *earlier    // last, while something of it may be taken over; else nil
+	trace   *passTrace  // nil: nothing is traced
 }
 
 // restored is a step that has restored what was accepted, and the revision of its intent.
@@ -132,7 +130,8 @@ func (p *pass) advance(ctx context.Context) bool {
 		return false
 	}
 	if p.step(ctx, step, want, have) {
-		p.seen = &earlier{want, have, step, at}
+		p.last = earlier{want, have, step, at}
+		p.seen = &p.last
 	}
 	return true
 }
@@ -204,19 +203,25 @@ func takesDown(want *state.Volume, step Step) bool {
 	return (step.Action == Unbind || step.Action == Unmount) && !want.Intent(step.Part).Gone
 }
 
-// step runs one step, and reports whether it succeeded. A step that changes nothing has
-// failed.
-func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *state.Actual) bool {
+// futile returns why a step is not made: a former one changed nothing, or was undone.
+func (p *pass) futile(step Step, want *state.Volume, have *state.Actual) error {
 	p.steps++
+	intent := revision(want, step.Part)
 	switch {
-	case step == p.last && revision(want, step.Part) == p.lastFor && reflect.DeepEqual(have, p.before):
-		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step))
-		return false
-	case p.repairs[restored{step, revision(want, step.Part)}]:
-		p.fail(want, step.Part, state.Errorf(state.Unavailable, "volume %s: step %s has just restored what was lost, and it is lost again: something on the node undoes it, and has to be stopped", p.id, step))
-		return false
+	case step == p.last.step && intent == revision(p.last.want, step.Part) && reflect.DeepEqual(have, p.last.have):
+		return fmt.Errorf("volume %s: step %s reported success and changed nothing", p.id, step)
+	case p.repairs[restored{step, intent}]:
+		return state.Errorf(state.Unavailable, "volume %s: step %s has just restored what was lost, and it is lost again: something on the node undoes it, and has to be stopped", p.id, step)
 	case p.steps > maxSteps:
-		p.fail(want, step.Part, fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps))
+		return fmt.Errorf("volume %s: step %s: more than %d steps in one pass: something undoes them", p.id, step, maxSteps)
+	}
+	return nil
+}
+
+// step runs one step, and reports whether it succeeded.
+func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *state.Actual) bool {
+	if err := p.futile(step, want, have); err != nil {
+		p.fail(want, step.Part, err)
 		return false
 	}
 	if current, err := p.noteBegun(step, want); err != nil {
@@ -226,15 +231,11 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 		return false
 	}
 	p.r.begin(p.id, step)
-	observed := have
-	if step.Action == Format && p.last.Action == BeginFormat && have.Device.Number == p.before.Device.Number {
-		proved := *observed                       // which must not change
-		have, proved.Device.Fresh = &proved, true // the step that set the mark has just proved it blank
-	}
-	if step.Action == CreateLayer && p.last.Action == BeginFormat && have.Lower[0].Device.Number == p.before.Lowest().Number {
-		proved := *observed
-		have, proved.Lower = &proved, slices.Clone(proved.Lower)
-		proved.Lower[0].Device.Fresh = true
+	if source := have.Lowest(); (step.Action == Format || step.Action == CreateLayer) && p.last.step.Action == BeginFormat && source.Number == p.last.have.Lowest().Number {
+		proved := *have
+		source.Fresh = true // the step that set the mark has just proved it blank
+		setLowest(&proved, source)
+		have = &proved
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -247,7 +248,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	})
 	stepCtx, span := p.traceStep(stepCtx, step, want)
 	run := p.r.run
-	if step.Action == Erase && step.Layer == "" && p.last.Action == BeginFormat {
+	if step.Action == Erase && step.Layer == "" && p.last.step.Action == BeginFormat {
 		run = p.r.leaveData
 	}
 	named, start := p.r.secrets.get(p.id), time.Now()
@@ -257,7 +258,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 	p.r.end(p.id)
 	if err != nil {
 		if step.Action == Format || step.Action == CreateLayer {
-			p.last = Step{} // mkfs may have written, so the device is not proved blank any more
+			p.last = earlier{} // mkfs may have written, so the device is not proved blank any more
 		}
 		if p.formatsAgain(step, err) {
 			return false
@@ -281,7 +282,6 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 		p.repairs[restored{step, intent}] = true
 	}
 	p.done, p.logger = append(p.done, doneStep{step, took}), klog.FromContext(stepCtx)
-	p.last, p.lastFor, p.before = step, intent, observed
 	return true
 }
 
@@ -314,19 +314,25 @@ func (p *pass) formatsAgain(step Step, err error) bool {
 
 // noteProof notes on a device that takes its mark late that the last step has proved it blank.
 func (p *pass) noteProof(have *state.Actual) {
-	if p.last.Action != BeginFormat {
+	if p.last.step.Action != BeginFormat {
 		return
 	}
-	source, was := have.Lowest(), p.before.Lowest()
+	source, was := have.Lowest(), p.last.have.Lowest()
 	if !source.Noted || source.Formatting || !source.Attached() || source.Number != was.Number || source.Identity != was.Identity {
 		return
 	}
+	source.Proved = true
+	setLowest(have, source)
+}
+
+// setLowest replaces the source in what was observed, whose slices others may share.
+func setLowest(have *state.Actual, source state.Device) {
 	if len(have.Lower) == 0 {
-		have.Device.Proved = true
+		have.Device = source
 		return
 	}
-	have.Lower = slices.Clone(have.Lower) // it may be taken over
-	have.Lower[0].Device.Proved = true
+	have.Lower = slices.Clone(have.Lower)
+	have.Lower[0].Device = source
 }
 
 // doneSteps are the steps of a pass that succeeded. They are one line of the log.
