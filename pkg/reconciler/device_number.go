@@ -59,7 +59,7 @@ func (p *Plan) withhold(want *state.Volume, err error) {
 	p.Steps = slices.DeleteFunc(p.Steps, func(s Step) bool { return !going(s.Part) })
 	for i, one := range p.Verdicts {
 		if !going(one.part) {
-			p.Verdicts[i].verdict = stuck(state.ClassOf(err), "%v", err)
+			p.Verdicts[i].verdict = stuckOn(err)
 		}
 	}
 }

@@ -278,8 +278,8 @@ func stuck(class state.Class, format string, args ...any) Verdict {
 	return Verdict{Problem: Problem{class, fmt.Sprintf(format, args...)}}
 }
 
-// unseen is the verdict on a part whose path or device could not be looked at.
-func unseen(err error) Verdict { return stuck(state.ClassOf(err), "%v", err) }
+// stuckOn is the verdict on a part that an error keeps from being made.
+func stuckOn(err error) Verdict { return stuck(state.ClassOf(err), "%v", err) }
 
 // unknownDevice reports whether it is unknown which devices are the volume's, so
 // that a mount which is not seen to be of them may be of one.
@@ -291,7 +291,7 @@ func (p *planner) unknownDevice() bool {
 // unseenDevice is the verdict on what depends on such a device.
 func (p *planner) unseenDevice() Verdict {
 	if err := p.have.Device.Err; err != nil {
-		return unseen(err)
+		return stuckOn(err)
 	}
 	return stuck(state.Unavailable, "whether the volume has a device is not known now")
 }

@@ -12,9 +12,9 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 	d := p.have.Device
 	switch {
 	case d.Err != nil:
-		return unseen(d.Err)
+		return stuckOn(d.Err)
 	case s.Path != "" && p.have.Stage.Err != nil:
-		return unseen(p.have.Stage.Err)
+		return stuckOn(p.have.Stage.Err)
 	}
 	as := p.adopted()
 	if p.have.Source != nil && s.Path != "" && s.Capability.Access != "" { // such a stage is only a record, so there is nothing to see

@@ -13,7 +13,7 @@ func (p *planner) inline(s *state.Stage) Verdict {
 	}
 	switch o := p.owner(); o.State {
 	case state.OwnerUnknown:
-		return unseen(o.Err)
+		return stuckOn(o.Err)
 	case state.OwnerOther:
 		return stuck(state.AlreadyExists, "there is a volume of that id, and it does not belong to the pod at %s", s.Inline.Target)
 	}
@@ -57,7 +57,7 @@ func (p *planner) end(s *state.Stage) Verdict {
 	case o.State == state.OwnerOther:
 		return settled
 	case o.Err == errUnseen:
-		return unseen(o.Err)
+		return stuckOn(o.Err)
 	case o.State == state.OwnerUnknown && state.ClassOf(o.Err) == state.DeadlineExceeded:
 		return p.do(LeaveVolume, state.StagePart())
 	}
@@ -77,7 +77,7 @@ func (p *planner) endUnrecorded(s *state.Stage) Verdict {
 	case o.State != state.OwnerUnknown:
 		return settled
 	case o.Err == errUnseen:
-		return unseen(o.Err)
+		return stuckOn(o.Err)
 	}
 	return p.do(LeaveVolume, state.StagePart())
 }

@@ -48,7 +48,7 @@ func (p *planner) layer(s *state.Stage, i int) Verdict {
 	d, lower, name := p.stack[i].Device, p.stack[i-1].Device, p.stack[i].Layer
 	switch {
 	case d.Err != nil:
-		return unseen(d.Err)
+		return stuckOn(d.Err)
 	case d.Stray && (p.maybeInUse() || p.highest() > i):
 		return stuck(state.Unavailable, "the volume's layer %s (%s) stands on a device that is not the volume's any more, and is in use: unpublish and unstage the volume", name, d.Path)
 	case d.Stray && d.Held:
@@ -91,9 +91,9 @@ func (p *planner) create(s *state.Stage, i int) Verdict {
 	c, source, lower, name := p.have.Beneath, p.stack[0].Device, p.stack[i-1].Device, p.stack[i].Layer
 	switch {
 	case c.Err != nil:
-		return unseen(c.Err)
+		return stuckOn(c.Err)
 	case c.Kind == state.ContentsUnread:
-		return unseen(errUnseen)
+		return stuckOn(errUnseen)
 	case i == 1 && lower.Formatted != "" && lower.Formatted != name:
 		return stuck(state.FailedPrecondition, "the volume was formatted as %s before, without the layer %s, and does not get it by its attributes: leave that out of the volume context (volumeAttributes of the PersistentVolume) to have its data as it is", lower.Formatted, name)
 	case s.UUID != "" || i == 1 && lower.Formatted != "":

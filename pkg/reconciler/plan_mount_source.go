@@ -8,7 +8,7 @@ func (p *planner) sourceStage(s *state.Stage) Verdict {
 	d, source := p.have.Device, p.have.Source
 	switch {
 	case d.Err != nil:
-		return unseen(d.Err)
+		return stuckOn(d.Err)
 	case d.Missing:
 		return stuck(state.NotFound, "no such volume")
 	case s.Capability.Access == state.BlockAccess:

@@ -15,7 +15,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 		return p.provisional(s)
 	}
 	if err := p.have.Unfit[state.StagePart()]; err != nil {
-		return unseen(err)
+		return stuckOn(err)
 	}
 	if v := p.inline(s); !v.Settled {
 		return v
@@ -42,7 +42,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	}
 	if p.fsTypeUnchosen(s) { // what is there is known only now
 		if err := p.have.Contents.Err; err != nil {
-			return unseen(err)
+			return stuckOn(err)
 		}
 		if p.have.Contents.Unreadable {
 			return unreadable(p.have.Device, p.have.Contents)
@@ -53,7 +53,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 		return p.raw(s)
 	}
 	if err := p.have.Stage.Err; err != nil {
-		return unseen(err)
+		return stuckOn(err)
 	}
 	if p.broken() {
 		return p.remountBroken(s)
@@ -99,7 +99,7 @@ func (p *planner) preexistingMount(s *state.Stage) Verdict {
 	}
 	flags, err := stageFlags(s)
 	if err != nil {
-		return stuck(state.ClassOf(err), "%v", err)
+		return stuckOn(err)
 	}
 	if option := flags.Shown(top.FSType, top.Options); option != "" {
 		return stuck(state.FailedPrecondition, "the volume was found mounted at %s, by a request of which there is no record, and its file system is not seen to be mounted as asked: the mount flag %q makes the difference. A file system keeps its options as long as it is mounted: unpublish and unstage the volume, then stage it anew; or ask for the options that it has", path, option)
@@ -111,7 +111,7 @@ func (p *planner) preexistingMount(s *state.Stage) Verdict {
 func (p *planner) stagingPath(s *state.Stage) Verdict {
 	switch m := p.have.Stage; {
 	case m.Err != nil:
-		return unseen(m.Err)
+		return stuckOn(m.Err)
 	case m.InFile:
 		return stuck(state.FailedPrecondition, "the staging path %s lies below a file, not a directory: move that away", s.Path)
 	case m.File != state.NoFile && m.File != state.Directory:
@@ -128,7 +128,7 @@ func (p *planner) stagingPath(s *state.Stage) Verdict {
 func (p *planner) raw(s *state.Stage) Verdict {
 	switch {
 	case p.have.Stage.Err != nil:
-		return unseen(p.have.Stage.Err)
+		return stuckOn(p.have.Stage.Err)
 	case p.stageIsOurs():
 		return stuck(state.FailedPrecondition, "the volume's file system is mounted at the staging path %s, and raw block access was asked for: unpublish and unstage it first", s.Path)
 	case p.have.Device.Formatting && p.have.Layer == "" && !s.ReadOnly && !s.Accepted:
@@ -155,7 +155,7 @@ func (p *planner) source(s *state.Stage) Verdict {
 	d := p.stack[0].Device
 	switch {
 	case d.Err != nil:
-		return unseen(d.Err)
+		return stuckOn(d.Err)
 	case d.Missing:
 		return stuck(state.NotFound, noSuchVolume)
 	case s.Identity != "" && d.Identity != "" && d.Identity != s.Identity:
@@ -226,7 +226,7 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	flags, err := stageFlags(s)
 	switch {
 	case err != nil:
-		return stuck(state.ClassOf(err), "%v", err)
+		return stuckOn(err)
 	case top.Node || !top.Is(p.have.Device.Number):
 		return stuck(state.FailedPrecondition, "%s is mounted at the staging path %s: it is not this volume's; find out whose before you unmount it", describe(top), s.Path)
 	case len(mounts) > 1 && p.ours(mounts[1]):
@@ -286,7 +286,7 @@ func (p *planner) remountBroken(s *state.Stage) Verdict {
 	broken := p.targets(func(_ *state.Target, m state.Mountpoint) bool { return p.corrupt(m) })
 	switch {
 	case c.Err != nil:
-		return unseen(c.Err)
+		return stuckOn(c.Err)
 	case c.Unreadable:
 		return unreadable(p.have.Device, c)
 	case p.swapped(s):
@@ -330,7 +330,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	d, c := p.have.Device, p.have.Contents
 	switch {
 	case c.Err != nil:
-		return unseen(c.Err)
+		return stuckOn(c.Err)
 	case c.Unreadable && (!d.Formatting || d.StaleMark):
 		return unreadable(d, c)
 	case p.swapped(s):
@@ -478,7 +478,7 @@ func (p *planner) unstage(s *state.Stage) Verdict {
 	mounts, view := p.have.Stage.Mounts, p.have.View
 	switch {
 	case p.have.Stage.Err != nil:
-		return unseen(p.have.Stage.Err)
+		return stuckOn(p.have.Stage.Err)
 	case len(mounts) > 0 && p.ours(mounts[0]) && len(p.publishedUnrecorded()) > 0:
 		if p.unknownDevice() {
 			return p.unseenDevice()
@@ -582,7 +582,7 @@ func (p *planner) size(z *state.Size) Verdict {
 	case s.Capability.Access == state.BlockAccess:
 		return settled
 	case c.Err != nil:
-		return unseen(c.Err)
+		return stuckOn(c.Err)
 	case c.Unreadable && !z.Accepted:
 		return unreadable(d, c)
 	case c.Kind == state.ContentsOther && !z.Accepted:

@@ -16,7 +16,7 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 	case m.Err != nil && t.Withdrawn && state.ClassOf(m.Err).Final():
 		return settled // nothing can have been mounted at such a path
 	case m.Err != nil:
-		return unseen(m.Err)
+		return stuckOn(m.Err)
 	case covered && p.oursAt(t, m.Mounts[0]):
 		return p.do(Unbind, part)
 	case covered:
@@ -28,7 +28,7 @@ func (p *planner) unpublish(t *state.Target) Verdict {
 	case len(m.Mounts) > 0:
 		return residue("%s is mounted at %s: it is not this volume's; find out whose before you unmount it", describe(m.Mounts[0]), t.Path)
 	case unfit != nil && !state.ClassOf(unfit).Final():
-		return unseen(unfit)
+		return stuckOn(unfit)
 	case unfit != nil:
 		return settled // it is part of a volume's data
 	case m.Empty && (m.File == state.Directory || m.File == state.RegularFile):
@@ -46,9 +46,9 @@ func (p *planner) publish(t *state.Target) Verdict {
 	case s == nil || s.Gone:
 		return stuck(state.FailedPrecondition, "the volume is not staged on this node")
 	case m.Err != nil:
-		return unseen(m.Err)
+		return stuckOn(m.Err)
 	case p.have.Unfit[state.TargetPart(t.Path)] != nil:
-		return unseen(p.have.Unfit[state.TargetPart(t.Path)])
+		return stuckOn(p.have.Unfit[state.TargetPart(t.Path)])
 	case !p.checkAdopted(t).Settled:
 		return p.checkAdopted(t)
 	case p.remounting && p.corrupt(m):
@@ -63,7 +63,7 @@ func (p *planner) publish(t *state.Target) Verdict {
 	flags, err := targetFlags(s, t)
 	switch {
 	case err != nil:
-		return stuck(state.ClassOf(err), "%v", err)
+		return stuckOn(err)
 	case len(m.Mounts) == 0:
 		return p.bind(t, state.Directory)
 	case p.have.Source != nil && !p.isFilesystem(m.Mounts[0]) && t.From.Is(m.Mounts[0]):
