@@ -16,7 +16,7 @@ func (r *Reconciler) adopt(ctx context.Context, want *state.Volume, have *state.
 	if err != nil {
 		return err
 	}
-	as := (&planner{want: want, have: have}).adopted().want.Stage
+	as := adopted(want, have).Stage
 	options := ""
 	if len(have.Stage.Mounts) > 0 {
 		options = have.Stage.Mounts[0].Options

@@ -59,8 +59,8 @@ func (r *Reconciler) confirm(ctx context.Context, step Step, want *state.Volume,
 		return nil // Erase destroys any contents, BeginFormat proves them blank, and a new layer's may be noise
 	}
 	now.Fresh = now.Fresh || was[at].Device.Fresh // though it bears the mark by now, see pass.step
-	c, err := r.kernel.Filesystems.Probe(ctx, sourceFresh(state.Element{Layer: is[at].Layer, Device: now}), "")
-	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !have.Stack()[at+1].Device.Unmade) {
+	c, err := r.kernel.Filesystems.Probe(ctx, sourceFresh(is[at].Layer, now), "")
+	if err == nil && !maybeBlank(c) && !(step.Action == CreateLayer && !was[at+1].Device.Unmade) {
 		err = state.Errorf(state.Unavailable, "the device %s is not blank any more since it was looked at: found %s", now.Path, c.Found)
 		if at == 0 {
 			err = &state.Unwritten{Err: err}

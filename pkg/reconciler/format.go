@@ -30,7 +30,7 @@ func (r *Reconciler) format(ctx context.Context, layer string, want *state.Volum
 	// it blank, or it may hold the remains of an interrupted format; or what others have
 	// put there, and then Format refuses it. Noise is nobody's data, as long as the
 	// device is stamped new.
-	d := sourceFresh(state.Element{Layer: have.Layer, Device: have.Device})
+	d := sourceFresh(have.Layer, have.Device)
 	if have.Contents.Kind != state.ContentsBlank && !d.Fresh && !d.Noise && !d.StaleMark && !d.Proved {
 		if err := r.erase(ctx, layer, want, have); err != nil {
 			return err
@@ -57,7 +57,7 @@ func (r *Reconciler) createLayer(ctx context.Context, step Step, want *state.Vol
 		return err
 	}
 	v, beneath := r.spec(want), have.Stack()[indexOf(have, step.Layer)-1].Layer
-	if have.Beneath.Kind == state.ContentsUnproven && !lower.Proved && !sourceFresh(state.Element{Layer: beneath, Device: lower}).Fresh { // as for Format
+	if have.Beneath.Kind == state.ContentsUnproven && !lower.Proved && !sourceFresh(beneath, lower).Fresh { // as for Format
 		blank := func() error { return r.erase(ctx, beneath, want, have) }
 		if lower.StaleMark {
 			blank = func() error { return r.kernel.Filesystems.Prove(ctx, lower) }

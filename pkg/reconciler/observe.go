@@ -260,13 +260,13 @@ func (r *Reconciler) observe(ctx context.Context, want *state.Volume, before *ea
 			have.Contents = c
 		} else if c, ok := contentsOfMount(last, have); ok {
 			have.Contents = c
-		} else if have.Contents, err = r.kernel.Filesystems.Probe(ctx, sourceFresh(state.Element{Layer: have.Layer, Device: have.Device}), mountpoint); err != nil {
+		} else if have.Contents, err = r.kernel.Filesystems.Probe(ctx, sourceFresh(have.Layer, have.Device), mountpoint); err != nil {
 			have.Contents = state.Contents{Err: err}
 		}
 		have.Smallest = r.kernel.Filesystems.Smallest(want.Stage.Capability.FSType)
 	}
 	if lower := beneathUnmade(have); lower != nil && want.Stage != nil && !want.Stage.Gone {
-		if have.Beneath, err = r.kernel.Filesystems.Probe(ctx, sourceFresh(*lower), ""); err != nil {
+		if have.Beneath, err = r.kernel.Filesystems.Probe(ctx, sourceFresh(lower.Layer, lower.Device), ""); err != nil {
 			have.Beneath = state.Contents{Err: err}
 		}
 	}
@@ -287,13 +287,13 @@ func beneathUnmade(have *state.Actual) *state.Element {
 	return nil
 }
 
-// sourceFresh returns the device of an element for those who read or format it, as Fresh
-// only if it is the source. The stamp of a new layer says that its device holds
+// sourceFresh returns the device of a layer, or the source, for those who read or format it:
+// as Fresh only if it is the source. The stamp of a new layer says that its device holds
 // nobody's data, but not that it is zero: it may show older data of the element
 // beneath, or what an interrupted format wrote.
-func sourceFresh(e state.Element) state.Device {
-	e.Device.Fresh = e.Device.Fresh && e.Layer == ""
-	return e.Device
+func sourceFresh(layer string, d state.Device) state.Device {
+	d.Fresh = d.Fresh && layer == ""
+	return d
 }
 
 // stack looks at the devices of a volume only.

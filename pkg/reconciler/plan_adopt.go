@@ -1,6 +1,10 @@
 package reconciler
 
-import "github.com/csi-node/csi-node/pkg/state"
+import (
+	"slices"
+
+	"github.com/csi-node/csi-node/pkg/state"
+)
 
 // A publish or an expansion that finds no record of a stage means that the store was
 // lost: the CO does not stage again what it believes staged. Its edit writes a
@@ -16,7 +20,7 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 	case s.Path != "" && p.have.Stage.Err != nil:
 		return stuckOn(p.have.Stage.Err)
 	}
-	as := p.adopted()
+	as := newPlanner(adopted(p.want, p.have), p.have)
 	if p.have.Source != nil && s.Path != "" && s.Capability.Access != "" { // such a stage is only a record, so there is nothing to see
 		if v := as.sourceStage(as.want.Stage); !v.Settled {
 			return v
@@ -27,7 +31,7 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 		return v
 	}
 	switch {
-	case s.Path != "" && s.Capability.Access != "" && adoptable(as.want, p.have):
+	case s.Path != "" && s.Capability.Access != "" && as.adoptable(as.want.Stage):
 		return p.do(Adopt, state.StagePart())
 	case d.Missing:
 		return stuck(state.NotFound, noSuchVolume)
@@ -35,15 +39,30 @@ func (p *planner) provisional(s *state.Stage) Verdict {
 	return stuck(state.FailedPrecondition, "%v", state.ErrNotStaged)
 }
 
-// adopted returns a planner for the stage that would be adopted. What the provisional
+// adopted returns the record with the stage that would be adopted. What the provisional
 // stage does not say is taken from the mount.
-func (p *planner) adopted() *planner {
-	as := &planner{want: p.want.Clone(), have: p.have}
-	as.want.Stage.ReadOnly = p.have.Device.ReadOnly
-	if c := &as.want.Stage.Capability; c.Access == state.MountAccess && c.FSType == "" && len(p.have.Stage.Mounts) > 0 {
-		c.FSType = p.have.Stage.Mounts[0].FSType // whatever is mounted is what was asked for
+func adopted(want *state.Volume, have *state.Actual) *state.Volume {
+	as := want.Clone()
+	as.Stage.ReadOnly = have.Device.ReadOnly
+	if c := &as.Stage.Capability; c.Access == state.MountAccess && c.FSType == "" && len(have.Stage.Mounts) > 0 {
+		c.FSType = have.Stage.Mounts[0].FSType // whatever is mounted is what was asked for
 	}
 	return as
+}
+
+// adoptable reports whether the volume is seen to be staged as asked. Its device may
+// be smaller than its backing: an expansion was interrupted.
+func (p *planner) adoptable(s *state.Stage) bool {
+	unlike := func(e state.Element) bool { return !e.Device.Attached() || e.Device.ReadOnly != s.ReadOnly }
+	switch {
+	case slices.ContainsFunc(p.stack, unlike), p.unknownDevice():
+		return false
+	case s.Capability.Access == state.BlockAccess:
+		return p.raw(s).Settled
+	case p.have.Stage.Err != nil, len(p.have.Stage.Mounts) == 0, p.broken():
+		return false
+	}
+	return p.keepMounted(s).Settled
 }
 
 // checkAdopted compares a target with an adopted stage. For a stage that is in the

@@ -113,8 +113,8 @@ func (p *planner) create(s *state.Stage, i int) Verdict {
 	case lower.Formatting:
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case lower.Proved && !maybeBlank(c):
-		return p.turnedUp(lower, c)
-	case lower.Proved && lower.Noted && i == 1 && maybeBlank(c):
+		return turnedUp(lower, c)
+	case lower.Proved && lower.Noted && i == 1:
 		return p.doOn(name, CreateLayer, state.StagePart())
 	case i > 1 || !maybeBlank(c):
 		return stuck(state.FailedPrecondition, "the volume is neither blank nor bears the layer %s: found %s. Its backing%s is left as it is; to destroy what is there deliberately, %s", name, c.Found, backing(source), p.clearing())

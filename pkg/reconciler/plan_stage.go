@@ -26,7 +26,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if p.have.Source != nil {
 		return p.sourceStage(s)
 	}
-	if d := p.have.Device; len(p.have.Lower) == 0 && p.fsTypeUnchosen(s) && !d.Missing && d.Err == nil && (d.Formatted != "" && !d.Noted || d.CreatedFor != "") {
+	if d := p.have.Device; len(p.have.Lower) == 0 && fsTypeUnchosen(s) && !d.Missing && d.Err == nil && (d.Formatted != "" && !d.Noted || d.CreatedFor != "") {
 		return p.do(Choose, state.StagePart()) // before anything is done to the volume
 	}
 	if d := p.have.Device; d.State == state.DeviceAbsent && !d.Missing && s.Capability.Access == state.MountAccess && len(p.have.Stage.Mounts) == 0 {
@@ -40,7 +40,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 	if v := p.device(s); !v.Settled {
 		return v
 	}
-	if p.fsTypeUnchosen(s) { // what is there is known only now
+	if fsTypeUnchosen(s) { // what is there is known only now
 		if err := p.have.Contents.Err; err != nil {
 			return stuckOn(err)
 		}
@@ -71,7 +71,7 @@ func (p *planner) stage(s *state.Stage) Verdict {
 }
 
 // fsTypeUnchosen reports whether the type of the stage's file system is not chosen yet.
-func (p *planner) fsTypeUnchosen(s *state.Stage) bool {
+func fsTypeUnchosen(s *state.Stage) bool {
 	return s.Capability.Access == state.MountAccess && s.Capability.FSType == ""
 }
 
@@ -245,22 +245,6 @@ func (p *planner) keepMounted(s *state.Stage) Verdict {
 	return settled
 }
 
-// adoptable reports whether the volume is seen to be staged as asked. Its device may
-// be smaller than its backing: an expansion was interrupted.
-func adoptable(want *state.Volume, have *state.Actual) bool {
-	p := newPlanner(want, have)
-	unlike := func(e state.Element) bool { return !e.Device.Attached() || e.Device.ReadOnly != want.Stage.ReadOnly }
-	switch s := want.Stage; {
-	case slices.ContainsFunc(p.stack, unlike), p.unknownDevice():
-		return false
-	case s.Capability.Access == state.BlockAccess:
-		return p.raw(s).Settled
-	case have.Stage.Err != nil, len(have.Stage.Mounts) == 0, p.broken():
-		return false
-	}
-	return p.keepMounted(want.Stage).Settled
-}
-
 // broken reports whether the volume's file system is mounted and does not work
 // any more: it was shut down, or its device failed. All its mounts share one
 // superblock; only after the last of them is gone can the data be mounted anew.
@@ -342,7 +326,7 @@ func (p *planner) contents(s *state.Stage) Verdict {
 	case d.Formatting:
 		return p.finishFormat(s)
 	case d.Proved && !maybeBlank(c):
-		return p.turnedUp(d, c)
+		return turnedUp(d, c)
 	}
 	switch c.Kind {
 	case state.ContentsFilesystem:
@@ -419,7 +403,7 @@ func unreadable(d state.Device, c state.Contents) Verdict {
 const turnedUpText = "the device %s was proved blank, and is not any more: found %s; it is left as it is"
 
 // turnedUp is the verdict on a device that was proved blank and is not any more.
-func (p *planner) turnedUp(d state.Device, c state.Contents) Verdict {
+func turnedUp(d state.Device, c state.Contents) Verdict {
 	return stuck(state.Unavailable, turnedUpText, d.Path, c.Found)
 }
 

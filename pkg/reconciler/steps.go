@@ -115,7 +115,7 @@ func (r *Reconciler) do(ctx context.Context, step Step, want *state.Volume, have
 		if err != nil {
 			return err
 		}
-		return r.whenFree(ctx, func() error {
+		return whenFree(ctx, func() error {
 			return r.mounter(step, want).MountDevice(ctx, d, s.Path, s.Capability.FSType, flags, s.ReadOnly)
 		})
 	case MountSource:
@@ -221,7 +221,7 @@ const (
 // whenFree calls mount, and again for a moment while the device is busy: whoever tests
 // whether it is in use, such as a question about the volume's health, claims it for
 // that long.
-func (r *Reconciler) whenFree(ctx context.Context, mount func() error) (err error) {
+func whenFree(ctx context.Context, mount func() error) (err error) {
 	poll.Until(ctx, releaseInterval, releaseLimit, func() bool {
 		err = mount()
 		return !errors.Is(err, unix.EBUSY)
