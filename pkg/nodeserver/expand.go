@@ -35,15 +35,19 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if err := checkRange(req.GetCapacityRange()); err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
+	var c state.Capability
 	if req.GetVolumeCapability() != nil {
-		if _, _, err := s.capability(ctx, s.recorded(id), req.GetVolumeCapability()); err != nil {
+		if c, _, err = s.capability(ctx, s.recorded(id), req.GetVolumeCapability()); err != nil {
 			return nil, err
 		}
 	}
 	if err := s.checkExpandPaths(req); err != nil {
 		return nil, err
 	}
-	staging, c := s.presumedStage(ctx, req)
+	staging := req.GetStagingTargetPath()
+	if c.Access == "" || staging == "" || s.path(id, "staging_target_path", staging) != nil {
+		staging, c = "", state.Capability{} // it does not tell how a volume without a record is staged
+	}
 	bytes, limit := req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()
 	size, err := s.Reconciler.EnsureSize(ctx, id, func(v *state.Volume) error {
 		if err := v.Presume(staging, c, nil, time.Now()); err != nil {
@@ -82,19 +86,6 @@ func (s *Server) checkExpandPaths(req *csi.NodeExpandVolumeRequest) error {
 		return state.Errorf(state.NotFound, "volume %s: neither staged nor published at %s", req.GetVolumeId(), path)
 	}
 	return nil
-}
-
-// presumedStage returns where, and with what capability, a volume without a record is
-// staged according to the request; both are empty if the request does not say.
-func (s *Server) presumedStage(ctx context.Context, req *csi.NodeExpandVolumeRequest) (staging string, c state.Capability) {
-	if staging = req.GetStagingTargetPath(); staging == "" || req.GetVolumeCapability() == nil || s.path(req.GetVolumeId(), "staging_target_path", staging) != nil {
-		return "", state.Capability{}
-	}
-	c, _, err := s.capability(ctx, s.recorded(req.GetVolumeId()), req.GetVolumeCapability())
-	if err != nil {
-		return "", state.Capability{}
-	}
-	return staging, c
 }
 
 // recorded is a volume as its record has it, for requests that tell only the id.

@@ -34,7 +34,7 @@ type queries struct {
 	looks hang.Calls[queryResult] // by volume
 
 	mu        sync.Mutex
-	running   map[string]*running  // by volume
+	stale     map[string]bool      // by volume at which a look runs: what that sees is not to be kept
 	last      map[string]keptUsage // by volume, until it is forgotten
 	dropAbove int                  // entries of last, beyond which dropUnknown drops some
 }
@@ -44,11 +44,6 @@ type queryResult struct {
 	path  string // empty: no other caller may share it
 	began time.Time
 	usage []*csi.VolumeUsage
-}
-
-// running is a look that runs.
-type running struct {
-	stale bool // what it sees is not to be kept
 }
 
 // keptUsage is the last usage that was read from a volume. It is the same at all paths.
@@ -74,8 +69,6 @@ func (e noAnswer) Error() string {
 // Unwrap gives the error its class.
 func (noAnswer) Unwrap() error { return context.DeadlineExceeded }
 
-func age(since time.Time) time.Duration { return time.Since(since).Round(time.Second / 10) }
-
 // ask looks at a volume, or shares a look at the same path that is under way. It
 // returns noAnswer when ctx is about to end or a look has run for answerTimeout;
 // that look goes on, and what it sees is kept.
@@ -85,7 +78,9 @@ func (p *queries) ask(ctx context.Context, id, path string, look func(context.Co
 	for {
 		seen, own, err := p.looks.Join(waiting, id, answerTimeout, func() (queryResult, error) {
 			began := time.Now()
-			usage, err := p.run(context.WithoutCancel(ctx), id, look)
+			p.begin(id)
+			usage, err := look(context.WithoutCancel(ctx))
+			p.end(id, usage, err)
 			return queryResult{path, began, usage}, err
 		})
 		late, is := err.(*hang.Unanswered)
@@ -103,32 +98,23 @@ func (p *queries) ask(ctx context.Context, id, path string, look func(context.Co
 	}
 }
 
-// run looks at a volume, and keeps what is seen for seen.
-func (p *queries) run(ctx context.Context, id string, look func(context.Context) ([]*csi.VolumeUsage, error)) ([]*csi.VolumeUsage, error) {
-	begun := p.begin(id)
-	usage, err := look(ctx)
-	p.end(id, begun, usage, err)
-	return usage, err
-}
-
-func (p *queries) begin(id string) *running {
+// begin notes that a look at a volume begins, and end what it has seen.
+func (p *queries) begin(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.running == nil {
-		p.running, p.last = map[string]*running{}, map[string]keptUsage{}
+	if p.stale == nil {
+		p.stale, p.last = map[string]bool{}, map[string]keptUsage{}
 	}
-	begun := &running{}
-	p.running[id] = begun
-	return begun
+	p.stale[id] = false
 }
 
-func (p *queries) end(id string, ended *running, usage []*csi.VolumeUsage, err error) {
+func (p *queries) end(id string, usage []*csi.VolumeUsage, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err == nil && usage != nil && !ended.stale {
+	if err == nil && usage != nil && !p.stale[id] {
 		p.last[id] = keptUsage{usage, time.Now()}
 	}
-	delete(p.running, id)
+	delete(p.stale, id)
 }
 
 // seen returns what the last look at a volume saw.
@@ -144,8 +130,8 @@ func (p *queries) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.last, id)
-	if running := p.running[id]; running != nil {
-		running.stale = true
+	if _, runs := p.stale[id]; runs {
+		p.stale[id] = true
 	}
 }
 
@@ -163,13 +149,4 @@ func (p *queries) dropUnknown(exists func(id string) bool) {
 	}
 	maps.DeleteFunc(p.last, func(id string, _ keptUsage) bool { return !exists(id) })
 	p.dropAbove = 2 * len(p.last)
-}
-
-// isAskedAt reports whether the volume is to be staged or published at path.
-func isAskedAt(v *state.Volume, path string) bool {
-	if v == nil {
-		return false
-	}
-	t := v.Targets[path]
-	return t != nil && !t.Gone || v.Stage != nil && !v.Stage.Gone && v.Stage.Path == path
 }

@@ -51,6 +51,15 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
 }
 
+// isAskedAt reports whether the volume is to be staged or published at path.
+func isAskedAt(v *state.Volume, path string) bool {
+	if v == nil {
+		return false
+	}
+	t := v.Targets[path]
+	return t != nil && !t.Gone || v.Stage != nil && !v.Stage.Gone && v.Stage.Path == path
+}
+
 // tellAge marks the answer as an old one, in its header and in the log.
 func tellAge(ctx context.Context, path string, at time.Time, hangs noAnswer) {
 	logger := klog.FromContext(ctx)
@@ -60,6 +69,8 @@ func tellAge(ctx context.Context, path string, at time.Time, hangs noAnswer) {
 		logger.Error(err, "The answer does not tell its age")
 	}
 }
+
+func age(since time.Time) time.Duration { return time.Since(since).Round(time.Second / 10) }
 
 // usage looks at the volume. It may never return.
 func (s *Server) usage(ctx context.Context, id, path string) ([]*csi.VolumeUsage, error) {

@@ -262,7 +262,7 @@ func TestLastKnownStats(t *testing.T) {
 		}
 		close(p.hang)
 		synctest.Wait()
-		if _, kept := p.queries.seen(id); kept || len(p.queries.running) > 0 {
+		if _, kept := p.queries.seen(id); kept || len(p.queries.stale) > 0 {
 			t.Error("a look that came back after the unstage is remembered")
 		}
 	})
@@ -382,7 +382,7 @@ func TestHealthOfAHungVolume(t *testing.T) {
 		check(t, err, state.DeadlineExceeded, "unknown")
 		close(hang)
 		synctest.Wait()
-		if len(p.queries.running) > 0 {
+		if len(p.queries.stale) > 0 {
 			t.Error("looks that have come back are still held for running")
 		}
 	})
