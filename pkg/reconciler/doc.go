@@ -13,7 +13,7 @@
 // for its own part of the volume: its target, the stage or the size. What an operator
 // asks for runs in the volume's worker, between two passes (Exclusive, Retry).
 //
-// wake.go says which events queue a volume, repair.go whether what was lost is repaired, and
+// wake.go says when a volume is queued, repair.go whether what was lost is repaired, and
 // backoff.go when a failed step is tried again. Package report renders the facts of
 // report.go for operators and kubelet; orphans.go finds devices and mounts that no record
 // explains; trace.go tells OpenTelemetry what was done for which call.

@@ -126,22 +126,6 @@ func (r *Reconciler) loss(id string, parts []state.Part, asked bool) (now repair
 	return *v.repairs[parts[0]], turned
 }
 
-// untilResync returns the time until a volume at rest is observed again. The first resync
-// of the volumes that were in the store at the start is spread at random. The caller
-// holds mu.
-func (r *Reconciler) untilResync(v *volume) time.Duration {
-	period := max(r.resync, time.Duration(len(r.volumes))*resyncInterval)
-	if v.spread {
-		v.spread = false
-		return time.Duration(float64(period) * r.random())
-	}
-	return r.jitter(period)
-}
-
-// resyncInterval is the least mean time between two resyncs, whatever the number of
-// volumes. It bounds the cost of many volumes at rest.
-const resyncInterval = 500 * time.Millisecond
-
 // endRepairs notes of what was lost that it is there, or is not asked for any more. The caller
 // holds mu.
 func (v *volume) endRepairs() {

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"slices"
+	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -90,3 +91,19 @@ func (r *Reconciler) index(id string, v *volume) {
 		add(t.Device)
 	}
 }
+
+// untilResync returns the time until a volume at rest is observed again. The first resync
+// of the volumes that were in the store at the start is spread at random. The caller
+// holds mu.
+func (r *Reconciler) untilResync(v *volume) time.Duration {
+	period := max(r.resync, time.Duration(len(r.volumes))*resyncInterval)
+	if v.spread {
+		v.spread = false
+		return time.Duration(float64(period) * r.random())
+	}
+	return r.jitter(period)
+}
+
+// resyncInterval is the least mean time between two resyncs, whatever the number of
+// volumes. It bounds the cost of many volumes at rest.
+const resyncInterval = 500 * time.Millisecond

@@ -449,7 +449,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actua
 		p.answer(ctx, want, plan)
 		return false
 	}
-	settled := func(v *state.Volume) error {
+	all := func(v *state.Volume) error {
 		stays := sameStage(v, want)                          // otherwise the targets show another stage
 		for _, part := range slices.Backward(want.Parts()) { // a stage is accepted before a target is withdrawn
 			edit, intent := edits[part], v.Intent(part)
@@ -459,7 +459,7 @@ func (p *pass) settle(ctx context.Context, want *state.Volume, have *state.Actua
 		}
 		return nil
 	}
-	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error { return p.r.waits.during(v, settled) })
+	record, err := p.r.store.Edit(p.id, func(v *state.Volume) error { return p.r.waits.during(v, all) })
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Record cannot be brought up to date")
 		for part := range edits {
