@@ -150,7 +150,7 @@ func (w withoutSecrets) String() string {
 	if m, ok := req.(proto.Message); ok {
 		m = proto.Clone(m)
 		if c, ok := m.(interface{ GetVolumeContext() map[string]string }); ok {
-			delete(c.GetVolumeContext(), "csi.storage.k8s.io/serviceAccount.tokens")
+			delete(c.GetVolumeContext(), state.TokensKey)
 		}
 		for _, c := range capabilities(m) {
 			if mount := c.GetMount(); mount != nil {

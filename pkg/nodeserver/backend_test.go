@@ -54,7 +54,7 @@ func TestInlineVolumeOfAnotherBackend(t *testing.T) {
 	s, f := emptyServer()
 	s.Backends = devices.NewSet("disk", map[string]devices.Backend{"disk": fakeDisk{}, "inline": fakeBackend{}})
 	ephemeral := func(r *csi.NodePublishVolumeRequest) {
-		r.VolumeContext, r.StagingTargetPath = map[string]string{ephemeralKey: "true"}, ""
+		r.VolumeContext, r.StagingTargetPath = map[string]string{state.EphemeralKey: "true"}, ""
 	}
 	if err := publish(t, s, ephemeral); err != nil || f.records[id].Backend != "inline" {
 		t.Errorf("an inline publish makes %+v (%v)", f.records[id], err)
@@ -84,7 +84,7 @@ func TestInlineVolumeChoosesNoBackend(t *testing.T) {
 	s, f := emptyServer()
 	for _, name := range []string{"disk", "usual", ""} {
 		refused(t, f, publish(t, s, func(r *csi.NodePublishVolumeRequest) {
-			r.VolumeContext, r.StagingTargetPath = map[string]string{ephemeralKey: "true", podUIDKey: "uid", "backend": name}, ""
+			r.VolumeContext, r.StagingTargetPath = map[string]string{state.EphemeralKey: "true", state.PodUIDKey: "uid", "backend": name}, ""
 		}), state.InvalidArgument, "backend")
 	}
 }
@@ -121,7 +121,7 @@ func TestSecretsAreRemembered(t *testing.T) {
 		"publish": func() error { return publish(t, s, func(r *csi.NodePublishVolumeRequest) { r.Secrets = key }) },
 		"inline": func() error {
 			return publish(t, s, func(r *csi.NodePublishVolumeRequest) {
-				r.VolumeContext, r.StagingTargetPath, r.Secrets = map[string]string{ephemeralKey: "true", podUIDKey: "uid"}, "", key
+				r.VolumeContext, r.StagingTargetPath, r.Secrets = map[string]string{state.EphemeralKey: "true", state.PodUIDKey: "uid"}, "", key
 			})
 		},
 		"expand": func() error { return expand(t, s, func(r *csi.NodeExpandVolumeRequest) { r.Secrets = key }) },

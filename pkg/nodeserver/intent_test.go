@@ -44,12 +44,12 @@ func askings() map[string]asking {
 		},
 		"contexts": {
 			ask: mount(writer, "ext4"), want: asExt4,
-			volume:  map[string]string{"a": "1", ephemeralKey: "false", tokensKey: "s3cret"},
+			volume:  map[string]string{"a": "1", state.EphemeralKey: "false", state.TokensKey: "s3cret"},
 			publish: map[string]string{"a": "2"},
-			context: map[string]string{"a": "1", ephemeralKey: "false", "publish:a": "2"},
+			context: map[string]string{"a": "1", state.EphemeralKey: "false", "publish:a": "2"},
 		},
 		"a publish context alone": {ask: mount(writer, "ext4"), want: asExt4, publish: map[string]string{"a": "2"}, context: map[string]string{"publish:a": "2"}},
-		"tokens alone":            {ask: mount(writer, "ext4"), want: asExt4, volume: map[string]string{tokensKey: "s3cret"}},
+		"tokens alone":            {ask: mount(writer, "ext4"), want: asExt4, volume: map[string]string{state.TokensKey: "s3cret"}},
 		"an empty context":        {ask: mount(writer, "ext4"), want: asExt4, volume: map[string]string{}},
 	}
 	for number, name := range csi.VolumeCapability_AccessMode_Mode_name {
@@ -218,7 +218,7 @@ func TestRequestsWithoutARecordPresumeAStage(t *testing.T) {
 // An inline volume is one edit: it asks for the stage together with the publish, or
 // for the end of both. The backend is not asked.
 func TestEphemeral(t *testing.T) {
-	volume := map[string]string{ephemeralKey: "true", podUIDKey: "uid", "csi.storage.k8s.io/pod.name": "web", tokensKey: "s3cret", "size": "1Gi"}
+	volume := map[string]string{state.EphemeralKey: "true", state.PodUIDKey: "uid", "csi.storage.k8s.io/pod.name": "web", state.TokensKey: "s3cret", "size": "1Gi"}
 	inline := func(r *csi.NodePublishVolumeRequest) { r.VolumeContext, r.StagingTargetPath = volume, "" }
 	s, f := emptyServer()
 	require.NoError(t, publish(t, s, inline))

@@ -19,7 +19,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 		return nil, err
 	}
 	pending := []state.Part{state.TargetPart(req.GetTargetPath())}
-	inline := req.GetVolumeContext()[ephemeralKey] == "true"
+	inline := req.GetVolumeContext()[state.EphemeralKey] == "true"
 	if inline { // this call stages it, too
 		pending = append(pending, state.StagePart())
 	}
@@ -66,7 +66,7 @@ func (s *Server) inlineStage(req *csi.NodePublishVolumeRequest, target *state.Ta
 	}
 	return &state.Stage{
 		Path: s.Inline.Staging(id), Capability: target.Capability, Backend: s.Inline.Backend,
-		Inline: &state.Inline{PodUID: req.GetVolumeContext()[podUIDKey], Target: target.Path, Attributes: state.WithoutKubernetes(req.GetVolumeContext())},
+		Inline: &state.Inline{PodUID: req.GetVolumeContext()[state.PodUIDKey], Target: target.Path, Attributes: state.WithoutKubernetes(req.GetVolumeContext())},
 	}, nil
 }
 

@@ -38,7 +38,7 @@ func (s *Server) stage(ctx context.Context, req *csi.NodeStageVolumeRequest) (*s
 	if err != nil {
 		return nil, err
 	}
-	if joined[ephemeralKey] == "true" {
+	if joined[state.EphemeralKey] == "true" {
 		return nil, state.Errorf(state.InvalidArgument, "volume %s: an inline ephemeral volume is published without being staged", req.GetVolumeId())
 	}
 	return &state.Stage{

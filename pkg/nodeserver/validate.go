@@ -15,13 +15,6 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Keys of the volume context that kubelet adds.
-const (
-	ephemeralKey = "csi.storage.k8s.io/ephemeral"
-	podUIDKey    = "csi.storage.k8s.io/pod.uid"
-	tokensKey    = "csi.storage.k8s.io/serviceAccount.tokens" // secret
-)
-
 // volumeID checks the id in a request that says nothing else about the volume. An id
 // with a record passes: it was checked before, perhaps by another version.
 func (s *Server) volumeID(id string) error {
@@ -41,7 +34,7 @@ func (s *Server) volume(v devices.Volume) error {
 	if v.ID == "" {
 		return state.Errorf(state.InvalidArgument, "volume_id is missing")
 	}
-	if _, named := v.Context[devices.BackendKey]; named && v.Context[ephemeralKey] == "true" { // anybody who may create a pod sets it
+	if _, named := v.Context[devices.BackendKey]; named && v.Context[state.EphemeralKey] == "true" { // anybody who may create a pod sets it
 		return state.Errorf(state.InvalidArgument, "volume %s: volume_context: %s: an inline ephemeral volume chooses no backend", v.ID, devices.BackendKey)
 	}
 	v.Backend = cmp.Or(v.Backend, s.Backends.Named(v))
@@ -63,7 +56,7 @@ type volumeRequest interface {
 // those.
 func (s *Server) volumeOf(req volumeRequest) devices.Volume {
 	v := devices.Volume{ID: req.GetVolumeId(), Context: req.GetVolumeContext(), Publish: req.GetPublishContext(), Secrets: req.GetSecrets()}
-	if s.Inline != nil && v.Context[ephemeralKey] == "true" {
+	if s.Inline != nil && v.Context[state.EphemeralKey] == "true" {
 		v.Backend = s.Inline.Backend
 	}
 	return v
@@ -201,12 +194,12 @@ func (s *Server) whilePending(id string, err error, parts ...state.Part) error {
 
 // volumeContext joins the contexts of a request, without their secrets.
 func (s *Server) volumeContext(v devices.Volume) (map[string]string, error) {
-	switch v.Context[ephemeralKey] {
+	switch v.Context[state.EphemeralKey] {
 	case "", "false", "true":
 	default:
-		return nil, state.Errorf(state.InvalidArgument, "volume_context: %s is %q, neither true nor false", ephemeralKey, v.Context[ephemeralKey])
+		return nil, state.Errorf(state.InvalidArgument, "volume_context: %s is %q, neither true nor false", state.EphemeralKey, v.Context[state.EphemeralKey])
 	}
 	public := maps.Clone(v.Context)
-	delete(public, tokensKey)
+	delete(public, state.TokensKey)
 	return state.JoinContext(public, v.Publish, func(key string) bool { return s.Backends.PublishIdentity(v, key) }), nil
 }

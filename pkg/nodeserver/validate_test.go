@@ -220,7 +220,7 @@ func TestTypeOfMountSource(t *testing.T) {
 }
 
 func TestBadContexts(t *testing.T) {
-	volume := map[string]string{ephemeralKey: "yes"}
+	volume := map[string]string{state.EphemeralKey: "yes"}
 	s, f := emptyServer()
 	refused(t, f, stage(t, s, func(r *csi.NodeStageVolumeRequest) { r.VolumeContext = volume }), state.InvalidArgument, `"yes"`)
 	// An inline ephemeral publish has no staging path; that is not what is wrong with it.

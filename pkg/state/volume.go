@@ -259,6 +259,7 @@ func WithoutKubernetes(context map[string]string) map[string]string {
 const (
 	podNamespaceKey = KubernetesPrefix + "pod.namespace"
 	podNameKey      = KubernetesPrefix + "pod.name"
+	PodUIDKey       = KubernetesPrefix + "pod.uid"
 )
 
 // Keys of the parameters with which external-provisioner names the claim.
@@ -267,9 +268,12 @@ const (
 	claimNameKey      = KubernetesPrefix + "pvc/name"
 )
 
-// ephemeralKey comes and goes with them, and is the only key of Kubernetes by which requests
+// EphemeralKey comes and goes with them, and is the only key of Kubernetes by which requests
 // differ. False means what its absence means.
-const ephemeralKey = KubernetesPrefix + "ephemeral"
+const EphemeralKey = KubernetesPrefix + "ephemeral"
+
+// TokensKey is the key of the volume context with the pod's tokens, which are secret.
+const TokensKey = KubernetesPrefix + "serviceAccount.tokens"
 
 // The keys of a Context that are of the publish context have one of these
 // prefixes: those that count when requests are compared, and those that do not.
@@ -334,7 +338,7 @@ func withoutDetails(context map[string]string) map[string]string {
 func withoutPod(context map[string]string) map[string]string {
 	c := maps.Clone(context)
 	maps.DeleteFunc(c, func(key, value string) bool {
-		return strings.HasPrefix(key, KubernetesPrefix) && (key != ephemeralKey || value == "false")
+		return strings.HasPrefix(key, KubernetesPrefix) && (key != EphemeralKey || value == "false")
 	})
 	return c
 }
