@@ -451,7 +451,10 @@ func (p *plugin) grpcServer() (*grpc.Server, error) {
 		Records:      p.store,
 		Paths:        p.mounts,
 		Inline:       p.inline,
-		Storage:      p.storage,
+		Expands:      p.expands(),
+	}
+	if _, checks := ability[devices.Checker](p); checks {
+		node.Storage = p.storage
 	}
 	services := services{
 		identity: &identity{name: p.DriverName, version: p.options.version(), capabilities: p.capabilities(), lacks: p.lacks},

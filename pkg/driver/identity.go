@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -37,12 +38,18 @@ func (p *plugin) capabilities() (all []*csi.PluginCapability) {
 	if p.properties.NodeLocal || p.options.Topology != nil {
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 	}
-	if _, ok := ability[devices.Grower](p); ok {
+	if _, grows := ability[devices.Grower](p); grows {
 		all = append(all, &csi.PluginCapability{
 			Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}},
 		})
 	}
 	return append(all, p.options.Capabilities...)
+}
+
+// expands reports whether NodeExpandVolume makes volumes larger: a backend does, or a Controller
+// of the driver's builder, whose volumes' file systems follow.
+func (p *plugin) expands() bool {
+	return slices.ContainsFunc(p.capabilities(), func(c *csi.PluginCapability) bool { return c.GetVolumeExpansion() != nil })
 }
 
 // Probe answers ready: the socket serves only once the store is open and every record is

@@ -47,7 +47,8 @@ type Options struct {
 	// Services adds gRPC services to the CSI socket, behind the same interceptors;
 	// nil: none.
 	Services func(grpc.ServiceRegistrar)
-	// Capabilities are returned by GetPluginCapabilities together with the engine's.
+	// Capabilities are returned by GetPluginCapabilities together with the engine's. With
+	// VolumeExpansion among them the node offers EXPAND_VOLUME though no backend is a Grower.
 	Capabilities []*csi.PluginCapability
 	// Identity, Node and Controller wrap the services of the engine: what they
 	// return is served. Identity and Node must not return nil. Controller is given nil

@@ -176,6 +176,49 @@ func TestOptionsControllerElsewhere(t *testing.T) {
 	}
 }
 
+// A driver offers what its backends, and its builder, can do.
+func TestOffersFollowTheBackends(t *testing.T) {
+	const grows, checks = "EXPAND_VOLUME VolumeExpansion ", "GET_STORAGE_HEALTH "
+	expansion := &csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_OFFLINE}}}
+	for title, test := range map[string]struct {
+		backend devices.Backend
+		adds    []*csi.PluginCapability
+		want    string
+	}{
+		"a backend alone":       {struct{ devices.Backend }{}, nil, ""},
+		"one that grows":        {fakeBackend{}, nil, grows},
+		"one that checks":       {checked{nil, func(context.Context) error { return nil }}, nil, checks},
+		"a Controller's growth": {struct{ devices.Backend }{}, []*csi.PluginCapability{expansion}, grows},
+	} {
+		t.Run(title, func(t *testing.T) {
+			o := testOptions()
+			o.Capabilities = test.adds
+			o.Backends = []devices.Kind{{Name: "b", Open: func(context.Context, devices.Environment) (devices.Backend, error) { return test.backend, nil }}}
+			c := testConfig(t)
+			c.BackendFlags = nil
+			conn, _ := servingWith(t, c, o)
+			node, err := csi.NewNodeClient(conn).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+			require.NoError(t, err)
+			got := ""
+			for _, c := range node.GetCapabilities() {
+				if name := c.GetRpc().GetType().String(); strings.Contains(grows+checks, name) {
+					got += name + " "
+				}
+			}
+			plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+			require.NoError(t, err)
+			for _, c := range plugin.GetCapabilities() {
+				if c.GetVolumeExpansion() != nil {
+					got += "VolumeExpansion "
+				}
+			}
+			if got != test.want {
+				t.Errorf("it offers %q, not %q", got, test.want)
+			}
+		})
+	}
+}
+
 // What the builder adds is served beside the engine's, behind the same interceptors.
 func TestOptionsExtendTheServices(t *testing.T) {
 	o := testOptions()

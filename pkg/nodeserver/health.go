@@ -90,8 +90,12 @@ func (s *Server) observe(ctx context.Context, want *state.Volume) (state.Actual,
 	return have, nil
 }
 
-// NodeGetStorageHealth returns what is wrong with the storage of the backends.
+// NodeGetStorageHealth returns what is wrong with the storage of the backends. Unimplemented:
+// none of them can check it.
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+	if s.Storage == nil {
+		return nil, state.Errorf(state.Unimplemented, "NodeGetStorageHealth: no backend of this plugin can check its storage; it has %s", strings.Join(s.Backends.Names(), ", "))
+	}
 	resp := &csi.NodeGetStorageHealthResponse{}
 	for _, f := range s.Storage(ctx) {
 		status := map[report.FindingKind]csi.StorageHealthErrorType{

@@ -224,6 +224,7 @@ func newServer() (*Server, *fakeNode) {
 		Paths: fakePaths{f, func(context.Context, string) (state.Usage, error) {
 			return state.Usage{Bytes: state.Amount{Total: 10, Used: 7, Available: 2}, Inodes: state.Amount{Total: 6, Used: 1, Available: 5}}, nil
 		}},
+		Expands: true,
 		Inline:  &reconciler.Inline{Backend: "inline", StagingDir: "/kubelet/plugins/ephemeral"},
 		Storage: func(context.Context) []report.Finding { return nil },
 	}), f

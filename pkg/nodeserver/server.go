@@ -101,7 +101,10 @@ type Config struct {
 	Paths       Paths
 	// Inline says where inline ephemeral volumes are; nil: there are none.
 	Inline *reconciler.Inline
-	// Storage returns what is wrong with the places that volumes are kept in.
+	// Expands: there are volumes that NodeExpandVolume makes larger.
+	Expands bool
+	// Storage returns what is wrong with the places that volumes are kept in; nil: nobody
+	// can tell.
 	Storage func(ctx context.Context) []report.Finding
 }
 
@@ -133,20 +136,28 @@ func (s *Server) NodeGetInfo(ctx context.Context, _ *csi.NodeGetInfoRequest) (*c
 	return resp, nil
 }
 
-// VOLUME_MOUNT_GROUP is not among them: ext4, xfs and btrfs take no group at mount.
-var capabilities = []csi.NodeServiceCapability_RPC_Type{
-	csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
-	csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
-	csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
-	csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-	csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
-	csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+// capabilities are those that work with the backends there are. VOLUME_MOUNT_GROUP is never
+// among them: ext4, xfs and btrfs take no group at mount.
+func (s *Server) capabilities() []csi.NodeServiceCapability_RPC_Type {
+	all := []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+	}
+	if s.Expands {
+		all = append(all, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	}
+	if s.Storage != nil {
+		all = append(all, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
+	}
+	return all
 }
 
 // NodeGetCapabilities lists the optional RPCs that work.
 func (s *Server) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
-	for _, c := range capabilities {
+	for _, c := range s.capabilities() {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: c}},
 		})

@@ -312,13 +312,22 @@ func TestNodeGetInfoAndCapabilities(t *testing.T) {
 	if err != nil || info.GetNodeId() != "node-1" || info.GetMaxVolumesPerNode() != 7 {
 		t.Errorf("answers %v (%v)", info, err)
 	}
+	const always = "STAGE_UNSTAGE_VOLUME GET_VOLUME_STATS SINGLE_NODE_MULTI_WRITER GET_VOLUME_HEALTH"
+	mustOffer(t, s, always+" EXPAND_VOLUME GET_STORAGE_HEALTH")
+	s.Expands, s.Storage = false, nil
+	mustOffer(t, s, always)
+	_, err = s.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+	check(t, err, state.Unimplemented, "no backend of this plugin can check its storage")
+}
+
+func mustOffer(t *testing.T, s *Server, want string) {
+	t.Helper()
 	resp, err := s.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	require.NoError(t, err)
 	var got []string
 	for _, c := range resp.GetCapabilities() {
 		got = append(got, c.GetRpc().GetType().String())
 	}
-	const want = "STAGE_UNSTAGE_VOLUME GET_VOLUME_STATS EXPAND_VOLUME SINGLE_NODE_MULTI_WRITER GET_VOLUME_HEALTH GET_STORAGE_HEALTH"
 	if strings.Join(got, " ") != want {
 		t.Errorf("capabilities %v, not %s", got, want)
 	}
