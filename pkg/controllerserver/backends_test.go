@@ -22,7 +22,7 @@ type array struct {
 	devices.Backend
 	mu      sync.Mutex
 	volumes map[string]devices.Provisioned // by id
-	secrets []map[string]string
+	secrets []devices.Secrets
 	forgets bool // what the parameters of its volumes were
 }
 
@@ -171,7 +171,7 @@ func TestBackendOfAClass(t *testing.T) {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
-	if len(a.volumes) != 0 || len(pages(t, s, 0, func() {})[0]) != 0 || len(a.secrets) != 2 || a.secrets[0]["key"] != "secret" {
+	if len(a.volumes) != 0 || len(pages(t, s, 0, func() {})[0]) != 0 || len(a.secrets) != 2 || a.secrets[0].Get("key") != "secret" {
 		t.Errorf("left: %v; secrets %v", a.volumes, a.secrets)
 	}
 }

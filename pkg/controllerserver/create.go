@@ -100,7 +100,7 @@ func (s *Server) wanted(req *csi.CreateVolumeRequest) (c class, want devices.Cre
 	if _, mounts := s.Backends.Get(c.backend).(devices.MountSource); !mounts && neverWritten(req.GetVolumeCapabilities()) {
 		return c, want, state.Errorf(state.InvalidArgument, "volume %s: mount flag \"ro\": a new volume is blank, and is formatted when it is first mounted for writing: leave it out, and let pods mount it read-only", name)
 	}
-	want = devices.CreateRequest{Name: name, Parameters: c.parameters, Use: useOf(fsType), Secrets: req.GetSecrets(), Layers: c.layers}
+	want = devices.CreateRequest{Name: name, Parameters: c.parameters, Use: useOf(fsType), Secrets: devices.NewSecrets(req.GetSecrets()), Layers: c.layers}
 	if want.Size, err = s.sizeOf(req.GetCapacityRange(), want.Use); err != nil {
 		return c, want, fmt.Errorf("volume %s: %w", name, err)
 	}

@@ -36,7 +36,7 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	}
 	// A stage from here on finds the volume attached or gone, because the backend
 	// runs attach and delete one after the other.
-	if err := s.Backends.DeleteVolume(ctx, devices.Volume{ID: id, Backend: name, Secrets: req.GetSecrets()}); err != nil {
+	if err := s.Backends.DeleteVolume(ctx, devices.Volume{ID: id, Backend: name, Secrets: devices.NewSecrets(req.GetSecrets())}); err != nil {
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil

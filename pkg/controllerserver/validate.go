@@ -27,7 +27,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err := complete(req.GetVolumeCapabilities()); err != nil {
 		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
-	name, p, volume, err := s.get(ctx, devices.Volume{ID: id, Context: req.GetVolumeContext(), Secrets: req.GetSecrets()})
+	name, p, volume, err := s.get(ctx, devices.Volume{ID: id, Context: req.GetVolumeContext(), Secrets: devices.NewSecrets(req.GetSecrets())})
 	if err != nil {
 		return nil, err
 	}

@@ -26,9 +26,9 @@ type Volume struct {
 	// after the loss of the store: Find and Detach must work with the id alone.
 	Context map[string]string
 	Publish map[string]string
-	// Secrets are those that callers have sent since the plugin started. They must not get
+	// Secrets are those that callers have sent since the plugin started. No value may get
 	// into any log, error or file.
-	Secrets map[string]string `json:"-"`
+	Secrets Secrets
 }
 
 // Recorded returns the Volume that backends get for a volume with a record.

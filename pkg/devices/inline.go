@@ -39,8 +39,8 @@ type InlineRequest struct {
 	ID         string
 	Owner      InlineOwner
 	Attributes map[string]string // the pod author's; without the keys of Kubernetes
-	// Secrets are those of the request. They must not get into any log, error or file.
-	Secrets map[string]string
+	// Secrets are those of the request. No value may get into any log, error or file.
+	Secrets Secrets
 	// Filesystem returns the type of the file system that a volume of that size is to
 	// hold, and how many bytes that needs at least. The type is the pod's, if it names one.
 	Filesystem func(bytes int64) (fsType string, smallest int64)

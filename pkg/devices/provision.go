@@ -55,8 +55,8 @@ type CreateRequest struct {
 	Parameters map[string]string // as CheckParameters returned them
 	Size       SizeRange
 	Use        Use
-	// Secrets are those of the request. They must reach no log, no error and no file.
-	Secrets map[string]string
+	// Secrets are those of the request. No value may reach a log, an error or a file.
+	Secrets Secrets
 	// Layers are those that the volume is to have: keys of its volume context. The
 	// backend keeps them, and adds them to Provisioned.Context; nil: none.
 	Layers map[string]string

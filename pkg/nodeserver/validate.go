@@ -55,7 +55,7 @@ type volumeRequest interface {
 // volumeOf returns what a request says about the volume. An inline one is of the backend that makes
 // those.
 func (s *Server) volumeOf(req volumeRequest) devices.Volume {
-	v := devices.Volume{ID: req.GetVolumeId(), Context: req.GetVolumeContext(), Publish: req.GetPublishContext(), Secrets: req.GetSecrets()}
+	v := devices.Volume{ID: req.GetVolumeId(), Context: req.GetVolumeContext(), Publish: req.GetPublishContext(), Secrets: devices.NewSecrets(req.GetSecrets())}
 	if s.Inline != nil && v.Context[state.EphemeralKey] == "true" {
 		v.Backend = s.Inline.Backend
 	}

@@ -112,7 +112,7 @@ func (fakeLayers) Wanted(v devices.Volume) bool { return v.Context["layer"] == "
 func (l fakeLayers) Find(ctx context.Context, lower state.Device, volume devices.Volume) (have state.Device, err error) {
 	id := volume.ID
 	err = l.call(ctx, opFindLayer, id, id, func(bool) error {
-		have = state.Device{State: state.DeviceAbsent, NeedsSecret: volume.Secrets[layerKey] == "", Backing: "/pool/" + id}
+		have = state.Device{State: state.DeviceAbsent, NeedsSecret: volume.Secrets.Get(layerKey) == "", Backing: "/pool/" + id}
 		v := l.k.volumes[id]
 		if v == nil {
 			return nil
@@ -167,7 +167,7 @@ func (l fakeLayers) Create(ctx context.Context, lower state.Device, volume devic
 
 func (l fakeLayers) Open(ctx context.Context, lower state.Device, volume devices.Volume, readOnly bool) error {
 	return l.change(ctx, opOpenLayer, lower, volume.ID, func(v *fakeVolume, _ bool) error {
-		switch key := volume.Secrets[layerKey]; {
+		switch key := volume.Secrets.Get(layerKey); {
 		case key == "":
 			return l.k.refuse(volume.ID, "open-layer without a secret")
 		case key != rightKey:

@@ -242,7 +242,7 @@ func TestInlineLife(t *testing.T) {
 		h.p.r.Remember("v", map[string]string{"key": "s3cret"})
 		h.ok(inlinePublish("v", 1, with), inlinePublish("v", 1, with))
 		h.mustHaveDone(CreateVolume, Choose, Attach, BeginFormat, Format, Mount, Bind)
-		if r := h.in.last; r.Attributes["size"] != "1Gi" || r.Secrets["key"] != "s3cret" || r.Owner != (devices.InlineOwner{PodUID: "pod", Target: targetPath("v", 1)}) {
+		if r := h.in.last; r.Attributes["size"] != "1Gi" || r.Secrets.Get("key") != "s3cret" || r.Owner != (devices.InlineOwner{PodUID: "pod", Target: targetPath("v", 1)}) {
 			t.Errorf("the backend was asked for %+v", r)
 		}
 		if record := h.store.Get("v"); record.Backend != "inline" || record.Stage.Capability.FSType != "xfs" || !record.Stage.Inline.Used {

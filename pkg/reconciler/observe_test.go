@@ -195,16 +195,16 @@ func TestSecretsServeSteps(t *testing.T) {
 		h.p.r.Remember("v", map[string]string{"other": "1"})
 		h.p.r.Remember("v", nil)
 		for _, v := range told {
-			if v.Secrets["key"] != "s3cret" {
+			if v.Secrets.Get("key") != "s3cret" {
 				t.Errorf("the backend was told %v", v)
 			}
 		}
-		if s := h.p.r.spec(h.store.Get("v")).Secrets; s["key"] != "s3cret" || s["other"] != "1" {
+		if s := h.p.r.spec(h.store.Get("v")).Secrets; s.Get("key") != "s3cret" || s.Get("other") != "1" {
 			t.Errorf("remembered are %v", s)
 		}
 		h.ok(unstage("v"))
 		h.sleep(time.Second)
-		if s := h.p.r.secrets.get("v"); s != nil {
+		if s := h.p.r.secrets.get("v"); s.Keys() != nil {
 			t.Errorf("of a volume of which nothing is asked is remembered %v", s)
 		}
 	})

@@ -3,6 +3,8 @@ package reconciler
 import (
 	"maps"
 	"sync"
+
+	"github.com/csi-node/csi-node/pkg/devices"
 )
 
 // secrets are the secrets of volumes with a record, by volume, in memory only. They
@@ -31,11 +33,11 @@ func (r *Reconciler) Remember(id string, named map[string]string) {
 	maps.Copy(r.secrets.of[id], named)
 }
 
-// get returns a copy of the secrets of a volume; nil: nobody has named any.
-func (s *secrets) get(id string) map[string]string {
+// get returns the secrets of a volume that were named so far.
+func (s *secrets) get(id string) devices.Secrets {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.of[id])
+	return devices.NewSecrets(s.of[id])
 }
 
 // forget drops the secrets of a volume.

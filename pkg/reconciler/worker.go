@@ -264,7 +264,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 			return false
 		}
 		p.fail(want, step.Part, err)
-		if state.ClassOf(err) == state.Unauthenticated && maps.Equal(named, p.r.secrets.get(p.id)) {
+		if state.ClassOf(err) == state.Unauthenticated && named.Equal(p.r.secrets.get(p.id)) {
 			p.r.noteSecretRefused(p.id)
 		}
 		return false

@@ -279,7 +279,7 @@ func (s *layerSuite) secret() {
 	}
 	s.made()
 	without, wrong := s.Volume, s.Volume
-	without.Secrets, wrong.Secrets = nil, s.WrongSecrets
+	without.Secrets, wrong.Secrets = devices.Secrets{}, devices.NewSecrets(s.WrongSecrets)
 	if d := s.find(s.lower, without, state.DeviceAbsent); !d.NeedsSecret || d.Unmade {
 		s.Errorf("without a secret: %+v", d)
 	}

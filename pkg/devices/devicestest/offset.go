@@ -84,7 +84,7 @@ func status(path string) (*unix.LoopInfo64, error) {
 
 // Find returns what there is of the layer.
 func (o Offset) Find(_ context.Context, lower state.Device, v devices.Volume) (state.Device, error) {
-	d := state.Device{State: state.DeviceAbsent, NeedsSecret: v.Context["locked"] == "true" && v.Secrets["key"] == ""}
+	d := state.Device{State: state.DeviceAbsent, NeedsSecret: v.Context["locked"] == "true" && v.Secrets.Get("key") == ""}
 	if lower.Attached() {
 		header, err := readHeader(lower.Path)
 		if err != nil {
@@ -151,7 +151,7 @@ func (Offset) Create(_ context.Context, lower state.Device, _ devices.Volume) er
 
 // Open makes the loop device. Unauthenticated: the volume is locked, and its key is not at hand.
 func (o Offset) Open(ctx context.Context, lower state.Device, v devices.Volume, readOnly bool) (err error) {
-	if v.Context["locked"] == "true" && v.Secrets["key"] != "secret" {
+	if v.Context["locked"] == "true" && v.Secrets.Get("key") != "secret" {
 		return state.Errorf(state.Unauthenticated, "the key is missing or wrong")
 	}
 	have, err := o.Find(ctx, lower, v)

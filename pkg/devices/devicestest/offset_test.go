@@ -17,7 +17,7 @@ func TestOffset(t *testing.T) {
 		context["locked"] = "true"
 		return devicestest.LayerHarness{
 			Layer:        devicestest.Offset{Owner: strconv.FormatUint(rand.Uint64(), 36)},
-			Volume:       devices.Volume{ID: "v", Context: context, Secrets: map[string]string{"key": "secret"}},
+			Volume:       devices.Volume{ID: "v", Context: context, Secrets: devices.NewSecrets(map[string]string{"key": "secret"})},
 			WrongSecrets: map[string]string{"key": "wrong"},
 		}
 	})

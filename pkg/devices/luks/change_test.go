@@ -30,7 +30,7 @@ func secrets(passphrase, previous string) map[string]string {
 }
 
 func volume(named map[string]string) devices.Volume {
-	return devices.Volume{ID: "v", Context: map[string]string{EncryptionKey: LUKS2}, Secrets: named}
+	return devices.Volume{ID: "v", Context: map[string]string{EncryptionKey: LUKS2}, Secrets: devices.NewSecrets(named)}
 }
 
 // attached makes an element of 32 MiB.

@@ -97,7 +97,7 @@ func (l *Layer) withHeader(ctx context.Context, what string, lower state.Device,
 
 // passphraseOf returns the passphrase of a volume.
 func passphraseOf(v devices.Volume) (string, error) {
-	if passphrase := v.Secrets[PassphraseKey]; passphrase != "" {
+	if passphrase := v.Secrets.Get(PassphraseKey); passphrase != "" {
 		return passphrase, nil
 	}
 	return "", state.Errorf(state.Unauthenticated, "no secret has the key %s", PassphraseKey)

@@ -292,7 +292,7 @@ func TestGrowthNeedsNoPassphrase(t *testing.T) {
 		t.Fatal("the key is in no keyring: there is nothing to test")
 	}
 	require.Class(t, grow(56*mib, nil), state.Unauthenticated, PassphraseKey)
-	require.NoError(t, grow(56*mib, v.Secrets))
+	require.NoError(t, grow(56*mib, secrets("one", "")))
 }
 
 // No passphrase is in an argument or in the environment of the program, nor anywhere in

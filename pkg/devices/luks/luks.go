@@ -121,7 +121,7 @@ func (l *Layer) device(v devices.Volume) string {
 // Find implements devices.Layer. It reads the header, and asks the kernel for the
 // device of the volume's name; it runs no program.
 func (l *Layer) Find(_ context.Context, lower state.Device, v devices.Volume) (state.Device, error) {
-	d := state.Device{State: state.DeviceAbsent, NeedsSecret: v.Secrets[PassphraseKey] == "", GrowsOpen: true, Noise: true}
+	d := state.Device{State: state.DeviceAbsent, NeedsSecret: v.Secrets.Get(PassphraseKey) == "", GrowsOpen: true, Noise: true}
 	name := l.device(v)
 	m, err := l.mappers.find(name)
 	if err != nil {

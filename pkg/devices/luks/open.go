@@ -42,7 +42,7 @@ func (l *Layer) Open(ctx context.Context, lower state.Device, v devices.Volume, 
 		case !h.made:
 			return state.Errorf(state.FailedPrecondition, "%s has no LUKS2 header, or a damaged one: it is left as it is. Restore the header from a backup (cryptsetup luksHeaderRestore)", lower.Path)
 		}
-		if previous := v.Secrets[PreviousKey]; previous != "" && previous != passphrase {
+		if previous := v.Secrets.Get(PreviousKey); previous != "" && previous != passphrase {
 			if passphrase, err = l.change(ctx, lower, h, previous, passphrase, readOnly); err != nil {
 				return err
 			}
@@ -185,7 +185,7 @@ func (l *Layer) Grow(ctx context.Context, lower state.Device, v devices.Volume) 
 		case d.Size >= d.Capacity:
 			return nil
 		}
-		passphrase := cmp.Or(v.Secrets[PassphraseKey], "\x00") // it takes no empty one
+		passphrase := cmp.Or(v.Secrets.Get(PassphraseKey), "\x00") // it takes no empty one
 		args := []string{"resize", "--key-file", keyFile(0), "--size", strconv.FormatInt(d.Capacity/512, 10), l.device(v)}
 		err = l.try(ctx, []string{passphrase}, args...)
 		if errors.Is(err, errPassphrase) {

@@ -228,7 +228,7 @@ type needy struct {
 }
 
 func (n needy) refuse(v devices.Volume) error {
-	if v.Publish["lun"] != "7" || v.Secrets["key"] != "s3cret" {
+	if v.Publish["lun"] != "7" || v.Secrets.Get("key") != "s3cret" {
 		return errors.New("it lacks what the CO said")
 	}
 	return nil
@@ -259,7 +259,7 @@ func TestBackendThatNeedsMore(t *testing.T) {
 			return needy{b, b.(devices.Grower)}
 		}
 		h.Volume = func(id string) devices.Volume {
-			return devices.Volume{ID: id, Publish: map[string]string{"lun": "7"}, Secrets: map[string]string{"key": "s3cret"}}
+			return devices.Volume{ID: id, Publish: map[string]string{"lun": "7"}, Secrets: devices.NewSecrets(map[string]string{"key": "s3cret"})}
 		}
 		return h
 	})
