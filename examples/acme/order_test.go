@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"os"
@@ -66,6 +67,9 @@ func (a ordering) CreateVolume(ctx context.Context, r devices.CreateRequest) (de
 	id := idOf(r.Name)
 	orders.Lock()
 	defer orders.Unlock()
+	if err := ctx.Err(); err != nil {
+		return devices.Provisioned{}, err
+	}
 	if have, err := a.GetVolume(ctx, devices.Volume{ID: id}); state.ClassOf(err) != state.NotFound {
 		return have, err
 	}
@@ -90,8 +94,8 @@ func idOf(name string) string { return "v-" + sum(name) }
 
 func (a ordering) DeleteVolume(ctx context.Context, v devices.Volume) error {
 	switch d, err := a.Find(ctx, v); {
-	case err != nil:
-		return err
+	case err != nil || ctx.Err() != nil:
+		return cmp.Or(err, ctx.Err())
 	case d.State != state.DeviceAbsent:
 		return state.Errorf(state.FailedPrecondition, "volume %s: it is attached as %s", v.ID, d.Path)
 	}

@@ -15,7 +15,8 @@ import (
 // an unpublish deletes, also after a reboot and when the records are lost.
 //
 // Its methods may be called concurrently, also for one id. They may block for as long
-// as the storage does; ctx bounds every wait that can be given up.
+// as the storage does; ctx bounds every wait that can be given up. With a ctx that has ended
+// before, MakeInline and DeleteVolume change nothing, and return its error.
 type Inliner interface {
 	// MakeInline makes the volume of an owner, or returns the existing one if it is the
 	// owner's and as asked.

@@ -12,9 +12,10 @@ import (
 
 // Provisioner is a backend that makes volumes and deletes them. Its methods may be called
 // concurrently, also for one name or one id. They may block for as long as the storage
-// does; ctx bounds every wait that can be given up. A Provisioner that is not the default
-// backend of its plugin must be an Owner, too, because a call to delete a volume names only
-// the id.
+// does; ctx bounds every wait that can be given up. With a ctx that has ended before,
+// CreateVolume and DeleteVolume change nothing, and return its error. A Provisioner that is
+// not the default backend of its plugin must be an Owner, too, because a call to delete a
+// volume names only the id.
 type Provisioner interface {
 	// CheckParameters completes the parameters of a StorageClass: it returns those that
 	// make a difference, in one spelling, and adds the defaults of those that were not

@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,7 @@ func (b *Backend) CheckParameters(parameters map[string]string) (map[string]stri
 func (b *Backend) CreateVolume(ctx context.Context, r devices.CreateRequest) (made devices.Provisioned, err error) {
 	defer state.Wrap(&err, "volume %s: create", r.Name)
 	c, err := b.parse(r.Parameters)
-	if err != nil {
+	if err = cmp.Or(ctx.Err(), err); err != nil {
 		return devices.Provisioned{}, err
 	}
 	name := logicalName(r.Name)
