@@ -24,15 +24,23 @@ func testKind() devices.Kind {
 		Name:  "share",
 		Flags: func(f *pflag.FlagSet) { f.StringVar(&dir, "overlay-dir", "", "where the shares are") },
 		Open: func(context.Context, devices.Environment) (devices.Backend, error) {
-			return shares{source: func(id string) state.Source {
-				share := filepath.Join(dir, id)
-				return state.Source{
-					FSType: "overlay", Source: share, Deadline: 10 * time.Second,
-					Options: []string{"lowerdir=" + share + "/lower", "upperdir=" + share + "/upper", "workdir=" + share + "/work"},
-				}
-			}}, nil
+			if os.Getenv(orderVariable) != "" {
+				return ordering{overlays(dir), dir}, nil
+			}
+			return overlays(dir), nil
 		},
 	}
+}
+
+// overlays are shares that are overlays over the directories in dir.
+func overlays(dir string) shares {
+	return shares{source: func(id string) state.Source {
+		share := filepath.Join(dir, id)
+		return state.Source{
+			FSType: "overlay", Source: share, Deadline: 10 * time.Second,
+			Options: []string{"lowerdir=" + share + "/lower", "upperdir=" + share + "/upper", "workdir=" + share + "/work"},
+		}
+	}}
 }
 
 func flagsOf(_ *testing.T, shares string) []string { return []string{"--overlay-dir", shares} }

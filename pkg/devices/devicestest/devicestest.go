@@ -24,6 +24,9 @@ type Harness struct {
 	// restart of the plugin. Which of the optional interfaces are tested, too,
 	// docs/backends.md says.
 	Open func(t *testing.T) devices.Backend
+	// Mounted: no volume has a device, as all are mounted from a source
+	// (devices.MountSource). Then Open and Create are enough.
+	Mounted bool
 	// Views returns what the engine keeps over the devices of the backend that was
 	// opened last.
 	Views func() Views
@@ -57,15 +60,20 @@ type Views interface {
 // Backend runs the suite, each test with a harness of its own. What a backend
 // cannot do is not asked of it.
 func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
-	var b devices.Backend
-	t.Run("Open", func(t *testing.T) { b = fresh(t).Open(t) })
+	h := fresh(t)
+	b, ran := h.Open(t), false // here, as tests that are named run without others
 	for _, group := range []struct {
 		asked bool
 		tests map[string]func(*suite)
 	}{
 		{true, map[string]func(*suite){
+			"BadID": (*suite).badID,
+		}},
+		{h.Mounted, map[string]func(*suite){
+			"Source": (*suite).source,
+		}},
+		{!h.Mounted, map[string]func(*suite){
 			"Unknown":          (*suite).unknown,
-			"BadID":            (*suite).badID,
 			"Absent":           (*suite).absent,
 			"Attach":           (*suite).attach,
 			"AttachReadOnly":   (*suite).attachReadOnly,
@@ -81,21 +89,21 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 			"View":             (*suite).view,
 			"ViewRestart":      (*suite).viewRestart,
 		}},
-		{can[devices.Grower](b), map[string]func(*suite){
+		{!h.Mounted && can[devices.Grower](b), map[string]func(*suite){
 			"GrowAbsent":   (*suite).growAbsent,
 			"GrowAttached": (*suite).growAttached,
 			"GrowTooLarge": (*suite).growTooLarge,
 			"GrowApart":    (*suite).growApart,
 			"ViewGrows":    (*suite).viewGrows,
 		}},
-		{can[devices.Formatter](b), map[string]func(*suite){
+		{!h.Mounted && can[devices.Formatter](b), map[string]func(*suite){
 			"FormatMark": (*suite).formatMark,
 		}},
-		{can[devices.Formatter](b) && can[devices.Eraser](b), map[string]func(*suite){
+		{!h.Mounted && can[devices.Formatter](b) && can[devices.Eraser](b), map[string]func(*suite){
 			"Erase":        (*suite).erase,
 			"EraseRefused": (*suite).eraseRefused,
 		}},
-		{can[devices.Formatter](b) && can[devices.Clearer](b), map[string]func(*suite){
+		{!h.Mounted && can[devices.Formatter](b) && can[devices.Clearer](b), map[string]func(*suite){
 			"Clear": (*suite).clear,
 		}},
 		{can[devices.Provisioner](b), map[string]func(*suite){
@@ -104,21 +112,25 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 			"ProvisionNames":      (*suite).provisionNames,
 			"ProvisionConcurrent": (*suite).provisionConcurrent,
 			"ProvisionParameters": (*suite).provisionParameters,
+			"ProvisionEnded":      (*suite).provisionEnded,
 			"Capacity":            (*suite).capacity,
 		}},
-		{can[devices.Grower](b) && can[devices.Provisioner](b), map[string]func(*suite){
+		{!h.Mounted && can[devices.Provisioner](b), map[string]func(*suite){
+			"ProvisionAttached": (*suite).provisionAttached,
+		}},
+		{!h.Mounted && can[devices.Grower](b) && can[devices.Provisioner](b), map[string]func(*suite){
 			"GrowReused": (*suite).growReused,
 		}},
-		{can[devices.Lister](b), map[string]func(*suite){
+		{!h.Mounted && can[devices.Lister](b), map[string]func(*suite){
 			"List": (*suite).list,
 		}},
-		{can[devices.Locator](b), map[string]func(*suite){
+		{!h.Mounted && can[devices.Locator](b), map[string]func(*suite){
 			"Locate": (*suite).locate,
 		}},
 		{can[devices.Meter](b), map[string]func(*suite){
 			"Measure": (*suite).measure,
 		}},
-		{can[devices.Inliner](b), map[string]func(*suite){
+		{!h.Mounted && can[devices.Inliner](b), map[string]func(*suite){
 			"Inline": (*suite).inline,
 		}},
 	} {
@@ -127,11 +139,15 @@ func Backend(t *testing.T, fresh func(t *testing.T) Harness) {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
+				ran = true
 				h := fresh(t)
 				nodes := h.Hold == nil && h.Write == nil && h.Read == nil
 				test(&suite{checks: checks{t}, Harness: h.onNodes(), nodes: nodes, ctx: t.Context(), b: h.Open(t)})
 			})
 		}
+	}
+	if !ran {
+		t.Error("none of the suite's tests ran: none has the name that was asked for, or the backend lacks what that tests")
 	}
 }
 
@@ -242,10 +258,12 @@ func (s *suite) badID() {
 		answers := map[string]error{
 			"Validate": s.b.Validate(of(id)),
 			"Find":     err,
-			"Attach":   s.b.Attach(s.ctx, s.asked(id), false),
 			"Detach":   s.b.Detach(s.ctx, of(id)),
 		}
-		if can[devices.Grower](s.b) {
+		if !s.Mounted {
+			answers["Attach"] = s.b.Attach(s.ctx, s.asked(id), false)
+		}
+		if !s.Mounted && can[devices.Grower](s.b) {
 			answers["Grow"] = s.grower().Grow(s.ctx, s.asked(id), Size)
 		}
 		for method, err := range answers {
@@ -448,9 +466,7 @@ func (s *suite) mixConcurrent() {
 }
 
 func (s *suite) endedContext() {
-	v := s.Create(s.T, "ended")
-	ctx, cancel := context.WithCancel(s.ctx)
-	cancel()
+	v, ctx := s.Create(s.T, "ended"), s.endedCtx()
 	if err := s.b.Attach(ctx, s.asked(v), false); state.ClassOf(err) != state.Canceled {
 		s.Errorf("Attach with a context that has ended returns %v, not the context's error", err)
 	}
@@ -467,6 +483,12 @@ func (s *suite) endedContext() {
 	if d := s.want(v, state.DeviceAttached); d != before {
 		s.Errorf("after calls whose context had ended: %+v, before %+v", d, before)
 	}
+}
+
+func (s *suite) endedCtx() context.Context {
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	return ctx
 }
 
 // of returns what a backend is told of a volume of which only the id is known.

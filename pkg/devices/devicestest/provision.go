@@ -29,8 +29,7 @@ func (s *suite) made(p devices.Provisioner, r devices.CreateRequest) devices.Pro
 	return v
 }
 
-// provision leads a volume through its life: what is made is attached, and is
-// deleted only once it is detached.
+// provision leads a volume through its life, but for what is done with its device.
 func (s *suite) provision() {
 	p := s.provisioner()
 	r := s.ask(p, "provision", Size)
@@ -54,20 +53,45 @@ func (s *suite) provision() {
 	if have, err := p.GetVolume(s.ctx, of(v.ID)); err != nil || !same(have, v) {
 		s.Errorf("after a restart: %+v (%v), made was %+v", have, err, v)
 	}
-
 	if o, is := s.b.(devices.Owner); is {
-		if owns, err := o.Owns(s.ctx, v.ID); err != nil || !owns {
-			s.Errorf("it owns what it made: %t (%v)", owns, err)
+		for id, own := range map[string]bool{v.ID: true, "unknown": false} {
+			if owns, err := o.Owns(s.ctx, id); err != nil || owns != own {
+				s.Errorf("it owns the volume %s: %t (%v), and made is %s", id, owns, err, v.ID)
+			}
 		}
 	}
-	spec := s.askedMade(v)
-	s.ok(s.b.Validate(spec))
+	s.ok(s.b.Validate(s.askedMade(v)))
+	if d, err := s.b.Find(s.ctx, of(v.ID)); err != nil || d.State != state.DeviceAbsent || d.Missing {
+		s.Errorf("made: %+v (%v)", d, err)
+	}
+	if ids := s.ids(p); !slices.Contains(ids, v.ID) {
+		s.Errorf("%s is not listed: %q", v.ID, ids)
+	}
+	for range 2 {
+		s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
+	}
+	_, err := p.GetVolume(s.ctx, of(v.ID))
+	s.class(err, state.NotFound)
+	if d, err := s.b.Find(s.ctx, of(v.ID)); err != nil || d.State != state.DeviceAbsent || !d.Missing {
+		s.Errorf("after the deletion: %+v (%v)", d, err)
+	}
+	if ids := s.ids(p); slices.Contains(ids, v.ID) {
+		s.Errorf("after the deletion %s is listed: %q", v.ID, ids)
+	}
+}
+
+// provisionAttached: what is made is attached and grown, is deleted only once it is detached,
+// and leaves nothing to the next volume of its name.
+func (s *suite) provisionAttached() {
+	p := s.provisioner()
+	r := s.ask(p, "provision-attached", Size)
+	v := s.made(p, r)
 	d := s.attachedMade(v)
 	if d.Size < v.Bytes || d.Formatted != "" {
 		s.Errorf("its device is %+v", d)
 	}
 	if can[devices.Grower](s.b) {
-		s.ok(s.grower().Grow(s.ctx, spec, v.Bytes+Size))
+		s.ok(s.grower().Grow(s.ctx, s.askedMade(v), v.Bytes+Size))
 		if have, err := p.GetVolume(s.ctx, of(v.ID)); err != nil || have.Bytes < v.Bytes+Size {
 			s.Errorf("grown to %d bytes: %+v (%v)", v.Bytes+Size, have, err)
 		}
@@ -77,21 +101,8 @@ func (s *suite) provision() {
 	if d := s.want(v.ID, state.DeviceAttached); d.Missing {
 		s.Errorf("after a refused deletion: %+v", d)
 	}
-	s.ok(s.b.Detach(s.ctx, spec))
-	if ids := s.ids(p); !slices.Contains(ids, v.ID) {
-		s.Errorf("%s is not listed: %q", v.ID, ids)
-	}
-	for range 2 {
-		s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
-	}
-	_, err := p.GetVolume(s.ctx, of(v.ID))
-	s.class(err, state.NotFound)
-	if d := s.find(v.ID); d.State != state.DeviceAbsent || !d.Missing {
-		s.Errorf("after the deletion: %+v", d)
-	}
-	if ids := s.ids(p); slices.Contains(ids, v.ID) {
-		s.Errorf("after the deletion %s is listed: %q", v.ID, ids)
-	}
+	s.ok(s.b.Detach(s.ctx, s.askedMade(v)))
+	s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
 
 	v = s.made(p, r) // as if that name had never been
 	again := s.attachedMade(v)
@@ -100,6 +111,23 @@ func (s *suite) provision() {
 	}
 	s.holds(v.ID, again, 0, make([]byte, Size), isEmpty)
 	s.ok(s.b.Detach(s.ctx, of(v.ID)))
+	s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
+}
+
+// provisionEnded: a call whose context has ended changes nothing.
+func (s *suite) provisionEnded() {
+	p, ended := s.provisioner(), s.endedCtx()
+	v := s.made(p, s.ask(p, "ended", Size))
+	before := s.ids(p)
+	_, err := p.CreateVolume(ended, s.ask(p, "ended-other", Size))
+	s.class(err, state.Canceled)
+	s.class(p.DeleteVolume(ended, of(v.ID)), state.Canceled)
+	if after := s.ids(p); !slices.Equal(after, before) {
+		s.Errorf("calls whose context had ended leave %q, there were %q", after, before)
+	}
+	if have, err := p.GetVolume(s.ctx, of(v.ID)); err != nil || !same(have, v) {
+		s.Errorf("after calls whose context had ended: %+v (%v), made was %+v", have, err, v)
+	}
 	s.ok(p.DeleteVolume(s.ctx, of(v.ID)))
 }
 
@@ -259,7 +287,9 @@ func (s *suite) inline() {
 		_, err := in.MakeInline(s.ctx, ask)
 		s.class(err, state.InvalidArgument)
 	}
-	_, err := in.InlineOwner(s.ctx, r.ID)
+	_, err := in.MakeInline(s.endedCtx(), r)
+	s.class(err, state.Canceled)
+	_, err = in.InlineOwner(s.ctx, r.ID)
 	s.class(err, state.NotFound)
 	s.inlines(in)
 
@@ -306,6 +336,8 @@ func (s *suite) inline() {
 		}
 	}
 	s.ok(s.b.Detach(s.ctx, of(r.ID)))
+	s.class(in.DeleteVolume(s.endedCtx(), of(r.ID)), state.Canceled)
+	s.inlines(in, r.ID)
 	for range 2 {
 		s.ok(in.DeleteVolume(s.ctx, of(r.ID)))
 	}
