@@ -61,6 +61,9 @@ func (s *suite) provision() {
 		}
 	}
 	s.ok(s.b.Validate(s.askedMade(v)))
+	if s.Mounted {
+		s.place(s.askedMade(v))
+	}
 	if d, err := s.b.Find(s.ctx, of(v.ID)); err != nil || d.State != state.DeviceAbsent || d.Missing {
 		s.Errorf("made: %+v (%v)", d, err)
 	}
