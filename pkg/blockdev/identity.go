@@ -35,12 +35,11 @@ var IdentityKinds = [...]IdentityKind{PartUUID, NVMeUUID, NGUID, EUI, WWID, DMUU
 
 // Info is what the kernel tells of a block device.
 type Info struct {
-	Number     state.DeviceNumber
-	Name       string // in sysfs: "sda1"
-	Path       string // of the device node: "/dev/sda1"
-	Size       int64  // bytes
-	SectorSize int    // bytes, of a logical sector
-	ReadOnly   bool   // it refuses writes, by itself or because somebody has said so (BLKROSET)
+	Number   state.DeviceNumber
+	Name     string // in sysfs: "sda1"
+	Path     string // of the device node: "/dev/sda1"
+	Size     int64  // bytes
+	ReadOnly bool   // it refuses writes, by itself or because somebody has said so (BLKROSET)
 	// Sequence changes each time that another disk, or medium, gets the number; 0: the
 	// kernel does not tell (before Linux 5.15).
 	Sequence uint64

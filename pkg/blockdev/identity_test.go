@@ -67,7 +67,7 @@ func page83(designators ...[3]string) string {
 func TestInfo(t *testing.T) {
 	s := tree(t, map[string]map[string]string{
 		"sda": {
-			"dev": "8:0\n", "diskseq": "7\n", "queue/logical_block_size": "4096\n", "ro": "1\n", "device/wwid": "naa.6001405A0b\n",
+			"dev": "8:0\n", "diskseq": "7\n", "ro": "1\n", "device/wwid": "naa.6001405A0b\n",
 			"device/vpd_pg80": "\x00\x80\x00\x08  ab 12 \x00", "holders/dm-0": "", "holders/dm-1": "",
 		},
 		"sda/sda1":  {"dev": "8:1\n", "partition": "1\n", "start": "2048\n", "uevent": "DEVNAME=sda1\nPARTUUID=ABCD-01\n", "size": "16\n"},
@@ -134,13 +134,13 @@ func TestInfo(t *testing.T) {
 
 	disk, err := s.infoOf(state.DeviceNumber{Major: 8})
 	require.NoError(t, err)
-	if disk.Size != 4<<20 || disk.SectorSize != 4096 || !disk.ReadOnly || disk.Sequence != 7 || disk.Path != "/dev/sda" || disk.Partition != 0 ||
+	if disk.Size != 4<<20 || !disk.ReadOnly || disk.Sequence != 7 || disk.Path != "/dev/sda" || disk.Partition != 0 ||
 		!slices.Equal(disk.Partitions, []string{"sda1", "sda2"}) || !slices.Equal(disk.Holders, []string{"dm-0", "dm-1"}) || disk.Disk != disk.Number {
 		t.Errorf("%+v", disk)
 	}
 	part, err := s.infoOf(state.DeviceNumber{Major: 8, Minor: 1})
 	require.NoError(t, err)
-	if part.Size != 8192 || part.Partition != 1 || part.Parent != "sda" || part.Disk != disk.Number || part.Sequence != 7 || part.SectorSize != 4096 {
+	if part.Size != 8192 || part.Partition != 1 || part.Parent != "sda" || part.Disk != disk.Number || part.Sequence != 7 {
 		t.Errorf("%+v", part)
 	}
 	if _, err := s.infoOf(state.DeviceNumber{Major: 1}); !errors.Is(err, os.ErrNotExist) {
@@ -240,7 +240,7 @@ func TestOpen(t *testing.T) {
 	for _, path := range []string{node, link} {
 		f, info, err := Open(path, unix.O_EXCL)
 		require.NoError(t, err)
-		if info.Path != node || info.Size != 4<<20 || info.Identities[Backing] == "" || info.Sequence == 0 || info.SectorSize != 512 || info.ReadOnly {
+		if info.Path != node || info.Size != 4<<20 || info.Identities[Backing] == "" || info.Sequence == 0 || info.ReadOnly {
 			t.Errorf("%s: %+v", path, info)
 		}
 		if _, _, err := Open(path, unix.O_EXCL); !errors.Is(err, unix.EBUSY) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -61,7 +60,7 @@ func (s sysfs) infoOf(number state.DeviceNumber) (Info, error) {
 		if err != nil {
 			return Info{}, err
 		}
-		if again, err := s.sequence(info.dir); err == nil && again == info.Sequence {
+		if again, err := sequenceOf(info.dir); err == nil && again == info.Sequence {
 			return info.Info, nil
 		}
 	}
@@ -70,8 +69,7 @@ func (s sysfs) infoOf(number state.DeviceNumber) (Info, error) {
 
 type entry struct {
 	Info
-	dir  string // of the device
-	disk string // of the whole disk: dir for one
+	dir string // of the device; that of its disk is around it if it is a partition
 }
 
 func (s sysfs) read(number state.DeviceNumber) (e entry, err error) {
@@ -79,19 +77,18 @@ func (s sysfs) read(number state.DeviceNumber) (e entry, err error) {
 	if e.dir, err = filepath.EvalSymlinks(link); err != nil {
 		return e, err
 	}
-	e.disk = e.dir
 	e.Info = Info{Number: number, Disk: number, Name: filepath.Base(e.dir), Identities: map[IdentityKind]string{}}
 	if e.Partition, err = e.number("partition"); err != nil {
 		return e, err
 	}
 	if e.Partition != 0 {
-		e.disk = filepath.Dir(e.dir)
-		e.Parent = filepath.Base(e.disk)
-		if e.Disk, err = devnode.ReadNumber(filepath.Join(e.disk, "dev")); err != nil {
+		disk := filepath.Dir(e.dir)
+		e.Parent = filepath.Base(disk)
+		if e.Disk, err = devnode.ReadNumber(filepath.Join(disk, "dev")); err != nil {
 			return e, err
 		}
 	}
-	if e.Sequence, err = s.sequence(e.dir); err != nil {
+	if e.Sequence, err = sequenceOf(e.dir); err != nil {
 		return e, err
 	}
 	sectors, err := e.number("size") // of 512 bytes, whatever the device's are
@@ -99,9 +96,6 @@ func (s sysfs) read(number state.DeviceNumber) (e entry, err error) {
 		return e, err
 	}
 	e.Size = int64(sectors) * 512
-	if e.SectorSize, err = (&entry{dir: e.disk}).number("queue/logical_block_size"); err != nil {
-		return e, err
-	}
 	readOnly, err := e.number("ro")
 	if err != nil {
 		return e, err
@@ -116,8 +110,8 @@ func (s sysfs) read(number state.DeviceNumber) (e entry, err error) {
 	return e, e.identify()
 }
 
-// sequence returns the sequence number of a disk, or of the disk of a partition.
-func (s sysfs) sequence(dir string) (uint64, error) {
+// sequenceOf returns the sequence number of a disk, or of the disk of a partition.
+func sequenceOf(dir string) (uint64, error) {
 	for _, dir := range []string{dir, filepath.Dir(dir)} {
 		text, err := read(filepath.Join(dir, "diskseq"))
 		if err != nil {
@@ -199,7 +193,7 @@ func (e *entry) identify() error {
 // kernels do not tell a partition's own UUID. On kernels that do, both identities are
 // added, so that a volume is recognised after an upgrade of the kernel.
 func (e *entry) identifyByDisk() error {
-	disk := entry{Info: Info{Name: e.Parent, Identities: map[IdentityKind]string{}}, dir: e.disk, disk: e.disk}
+	disk := entry{Info: Info{Name: e.Parent, Identities: map[IdentityKind]string{}}, dir: filepath.Dir(e.dir)}
 	if err := disk.identify(); err != nil {
 		return err
 	}
@@ -329,6 +323,5 @@ func names(dir string) (names []string, err error) {
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
-	slices.Sort(names)
 	return names, err
 }

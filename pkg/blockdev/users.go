@@ -11,6 +11,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
+	"github.com/csi-node/csi-node/pkg/internal/mapper"
 	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/process"
 	"github.com/csi-node/csi-node/pkg/state"
@@ -26,8 +27,8 @@ func (i Info) Users(ctx context.Context) string {
 	}
 	for _, holder := range i.Holders {
 		text := "/dev/" + holder + " is made of it"
-		if name, err := os.ReadFile("/sys/class/block/" + holder + "/dm/name"); err == nil {
-			text += " (/dev/mapper/" + strings.TrimSpace(string(name)) + ")"
+		if name, _ := mapper.Named(holder); name != "" {
+			text += " (/dev/mapper/" + name + ")"
 		}
 		words = append(words, text)
 	}
