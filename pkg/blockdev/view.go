@@ -50,7 +50,7 @@ func (b *Devices) AttachView(ctx context.Context, over state.Device) (err error)
 }
 
 func (b *Devices) newView(ctx context.Context, target loop.Target, over state.Device) (err error) {
-	backing, err := openBacking(over)
+	backing, err := OpenFound(over, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -71,23 +71,24 @@ func (b *Devices) newView(ctx context.Context, target loop.Target, over state.De
 	return err
 }
 
-// openBacking opens the node at a device's path, which must still be that device's.
-func openBacking(over state.Device) (*os.File, error) {
-	backing, err := os.OpenFile(over.Path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+// OpenFound opens the node at the path of a device that was found, which must still be that
+// device's.
+func OpenFound(d state.Device, flags int) (*os.File, error) {
+	f, err := os.OpenFile(d.Path, flags|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
-	if now, err := numberOf(backing); err != nil || now != over.Number {
-		return nil, errors.Join(fmt.Errorf("%s is not the device %s any more", over.Path, over.Number), err, backing.Close())
+	if now, err := numberOf(f); err != nil || now != d.Number {
+		return nil, errors.Join(fmt.Errorf("%s is not the device %s any more", d.Path, d.Number), err, f.Close())
 	}
-	info, err := InfoOf(over.Number)
-	if err == nil && info.Contradicts(over.Identity) {
-		err = fmt.Errorf("%s is not the device %s any more, but %s", over.Path, over.Identity, info.Identity())
+	info, err := InfoOf(d.Number)
+	if err == nil && info.Contradicts(d.Identity) { // else it may be one that a vendor's backend has given it
+		err = fmt.Errorf("%s is not the device %s any more, but %s", d.Path, d.Identity, info.Identity())
 	}
 	if err != nil {
-		return nil, errors.Join(err, backing.Close())
+		return nil, errors.Join(err, f.Close())
 	}
-	return backing, nil
+	return f, nil
 }
 
 // DetachView detaches the view of a device; nil means that it was seen to be gone.

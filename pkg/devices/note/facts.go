@@ -442,7 +442,7 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 		return state.Errorf(state.FailedPrecondition, "no format was begun on it just now that was not ended, so its contents may be data")
 	}
 	file, err := devnode.Claim(ctx, d.Number, func() (*os.File, error) {
-		return os.OpenFile(d.Path, os.O_RDWR|unix.O_EXCL|unix.O_NOFOLLOW, 0)
+		return blockdev.OpenFound(d, os.O_RDWR|unix.O_EXCL)
 	})
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%s is mounted or claimed, perhaps by a mkfs that has not ended: %w", d.Path, err)
@@ -451,9 +451,6 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := f.same(file, d); err != nil {
-		return err
-	}
 	n, err := f.read(v, d)
 	if err == nil && !f.isStill(n.Seen, d) { // while the device is open, it keeps its number
 		err = fmt.Errorf("%s is another device than the one on which the format was begun", d.Path)
@@ -462,23 +459,4 @@ func (f *Facts) Erase(ctx context.Context, v devices.Volume, d state.Device) (er
 		return err
 	}
 	return blockdev.Zero(ctx, file, d.Size, nil)
-}
-
-// same returns an error unless an open file is of the device that was found.
-func (f *Facts) same(file *os.File, d state.Device) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
-		return &os.PathError{Op: "fstat", Path: file.Name(), Err: err}
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK || devnode.NumberOf(st.Rdev) != d.Number {
-		return fmt.Errorf("%s is not the node of device %s any more", d.Path, d.Number)
-	}
-	info, err := blockdev.InfoOf(d.Number)
-	if err != nil {
-		return err
-	}
-	if info.Contradicts(d.Identity) { // else it may be one that a vendor's backend has given it
-		return fmt.Errorf("%s was the device %s, and is %s now", d.Path, d.Identity, info.Identity())
-	}
-	return nil
 }
