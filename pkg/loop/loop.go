@@ -196,12 +196,12 @@ func (s *Devices) Seen(tag string) string {
 }
 
 // Tagged returns the plugin's devices whose tag begins with the prefix, but for
-// those that skip names; nil: none. It blocks for as long as one of them does.
+// those that skip names. It blocks for as long as one of them does.
 func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag string) bool) ([]*Device, error) {
 	s.mu.Lock()
 	var tags []string
 	for tag := range s.index {
-		if strings.HasPrefix(tag, prefix) && (skip == nil || !skip(tag)) {
+		if strings.HasPrefix(tag, prefix) && !skip(tag) {
 			tags = append(tags, tag)
 		}
 	}
@@ -220,7 +220,7 @@ func (s *Devices) Tagged(ctx context.Context, prefix string, skip func(tag strin
 	}
 	for _, d := range others {
 		again := slices.ContainsFunc(tagged, func(other *Device) bool { return other.number == d.number })
-		if strings.HasPrefix(d.Tag(), prefix) && d.showsAll() && (skip == nil || !skip(d.Tag())) && !again {
+		if strings.HasPrefix(d.Tag(), prefix) && d.showsAll() && !skip(d.Tag()) && !again {
 			tagged = append(tagged, d)
 		}
 	}

@@ -115,7 +115,7 @@ func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 		}
 		return nil, nil
 	}
-	d, err := s.askIndexed(ctx, t.key(), name, nil)
+	d, err := s.askIndexed(ctx, t.key(), name)
 	if d != nil && err == nil && s.forged(ctx, t, d) { // it may have kept the target's own out of the index
 		s.forgetAs(t.key(), name)
 		return s.search(ctx, t)
@@ -130,8 +130,8 @@ func (s *Devices) Recall(ctx context.Context, t Target) (*Device, error) {
 }
 
 // askIndexed asks the device that the index has for a key. The entry is dropped if the
-// device is not bound, or not accepted.
-func (s *Devices) askIndexed(ctx context.Context, key, name string, accept func(*Device) bool) (*Device, error) {
+// device is not bound.
+func (s *Devices) askIndexed(ctx context.Context, key, name string) (*Device, error) {
 	unlock, err := s.nodes.Lock(ctx, name)
 	if err != nil {
 		return nil, err
@@ -147,7 +147,7 @@ func (s *Devices) askIndexed(ctx context.Context, key, name string, accept func(
 	switch {
 	case err != nil && d == nil:
 		return nil, err
-	case d == nil || accept != nil && !accept(d):
+	case d == nil:
 		s.forgetAs(key, name)
 		return nil, nil
 	}
