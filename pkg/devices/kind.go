@@ -29,7 +29,6 @@ type Kind struct {
 // Environment is what the engine provides to a backend.
 type Environment struct {
 	DriverName string
-	NodeID     string
 	StateDir   string // on a tmpfs: lost with a reboot
 	LibDir     string // survives reboots: for notes about storage that does; need not exist yet
 	// ObserveOnly: a tool observes a node on which no plugin runs. Nothing may be made or

@@ -44,7 +44,7 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 	byName := map[string]devices.Backend{}
 	for _, kind := range p.options.Backends {
 		opened, err := kind.Open(ctx, devices.Environment{
-			DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly,
+			DriverName: p.DriverName, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly,
 			Wanted: func() []devices.Volume { return p.wanted(kind.Name) }, Raw: raw, VolumeAt: p.store.VolumeOfDevice, Loops: p.loops,
 		})
 		switch {
@@ -61,7 +61,7 @@ func (p *plugin) openBackends(ctx context.Context, observeOnly bool) error {
 	}
 	p.devices = devices.NewSet(p.options.Backends[0].Name, byName)
 	p.devices.KeepFacts(facts)
-	p.layers = devices.PlaceLayers(p.options.Layers, devices.Environment{DriverName: p.DriverName, NodeID: p.NodeID, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly})
+	p.layers = devices.PlaceLayers(p.options.Layers, devices.Environment{DriverName: p.DriverName, StateDir: p.StateDir, LibDir: p.LibDir, ObserveOnly: observeOnly})
 	p.devices.KeepLayers(p.layers)
 	p.views = blockdev.New(p.loops, p.viewedVolume)
 	return nil
