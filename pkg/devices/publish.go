@@ -16,9 +16,3 @@ func (s *Set) PublishIdentity(v Volume, key string) bool {
 	b, ok := s.backends[cmp.Or(v.Backend, s.Named(v))].(PublishIdentity)
 	return !ok || b.PublishIdentity(v, key)
 }
-
-// Named returns the name of the backend that the context of a volume asks for: the
-// default one unless it says otherwise. The Set may lack it.
-func (s *Set) Named(v Volume) string {
-	return cmp.Or(v.Context[BackendKey], s.byDefault)
-}

@@ -50,6 +50,12 @@ func (s *Set) Resolve(ctx context.Context, v Volume) (string, error) {
 	return s.byDefault, nil
 }
 
+// Named returns the name of the backend that the context of a volume asks for: the
+// default one unless it says otherwise. The Set may lack it.
+func (s *Set) Named(v Volume) string {
+	return cmp.Or(v.Context[BackendKey], s.byDefault)
+}
+
 // of returns the backend of a volume. Unavailable: this plugin lacks it.
 func (s *Set) of(ctx context.Context, v Volume) (Backend, error) {
 	_, b, err := s.named(ctx, v)
@@ -83,6 +89,18 @@ func (s *Set) Validate(v Volume) error {
 	}
 	v.Context = state.WithoutKubernetes(v.Context)
 	return b.Validate(v)
+}
+
+// ValidateID returns the default backend's InvalidArgument for an id that no volume of any
+// backend can have. It is for calls that tell only the id: an unknown volume is no error in
+// many of them, whoever's it was.
+func (s *Set) ValidateID(id string) error {
+	for _, name := range s.Names() {
+		if s.Validate(Volume{ID: id, Backend: name}) == nil {
+			return nil
+		}
+	}
+	return s.Validate(Volume{ID: id})
 }
 
 // Find asks the volume's backend, and the Facts.
