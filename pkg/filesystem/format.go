@@ -107,8 +107,8 @@ func (h *Host) formatOpen(ctx context.Context, d *device, k kind, last func(cont
 		return &state.Unwritten{Err: errors.New("mkfs reported success, and there is no file system on the device")}
 	case sb.fsType != t.name:
 		return fmt.Errorf("mkfs reported success, and the device holds a file system of type %s", sb.fsType)
-	case uuid != "" && uuidString(sb.uuid) != uuid:
-		return &state.Unwritten{Err: fmt.Errorf("mkfs reported success, and the device holds another file system, %s", uuidString(sb.uuid))}
+	case uuid != "" && sb.uuid.String() != uuid:
+		return &state.Unwritten{Err: fmt.Errorf("mkfs reported success, and the device holds another file system, %s", sb.uuid)}
 	case sb.bytes < d.bytes/2:
 		return fmt.Errorf("mkfs reported success, and the file system has only %d of the device's %d bytes", sb.bytes, d.bytes)
 	}
@@ -139,8 +139,7 @@ func (h *Host) prepare(ctx context.Context, d *device) error {
 	if !d.facts.Noise || d.facts.Fresh {
 		return h.refuseUnlessBlank(ctx, d, math.MaxInt64)
 	}
-	err := claim(ctx, d)
-	if err != nil {
+	if err := claim(ctx, d); err != nil {
 		return err
 	}
 	f, err := d.again(os.O_RDWR)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/internal/helper"
@@ -75,7 +76,7 @@ const mostBytes = 1 << 60
 // superblock is what was read from a file system's superblock.
 type superblock struct {
 	fsType string
-	uuid   [16]byte
+	uuid   uuid.UUID
 	bytes  int64 // that the file system spans
 	own    int   // bytes at the head of the device in which no file can lie
 	// onlyMounted: it grows only while it is mounted, unlike others of its kind.
@@ -146,12 +147,11 @@ func (h *Host) Types() []string {
 // Smallest returns the bytes below which Format makes no file system of the
 // type; 0 if only mkfs knows, or if there is no such type.
 func (h *Host) Smallest(fsType string) int64 {
-	for _, k := range h.kinds {
-		if k.traits().name == fsType {
-			return k.traits().smallest
-		}
+	k, err := h.kind(fsType)
+	if err != nil {
+		return 0
 	}
-	return 0
+	return k.traits().smallest
 }
 
 // Default returns the type to make on a device of that size if nobody names one: ext4,

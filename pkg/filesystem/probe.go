@@ -177,7 +177,7 @@ func (h *Host) describe(d *device, k kind, sb *superblock, mountpoint string) (s
 	c := state.Contents{
 		Kind:       state.ContentsFilesystem,
 		FSType:     sb.fsType,
-		UUID:       uuidString(sb.uuid),
+		UUID:       sb.uuid.String(),
 		Size:       sb.bytes,
 		Found:      sb.fsType + " file system",
 		NeedsCheck: sb.needsCheck,
@@ -194,8 +194,4 @@ func (h *Host) describe(d *device, k kind, sb *superblock, mountpoint string) (s
 		c.GrowsMounted, c.GrowsUnmounted = h.growsMounted[t.name], t.growsOffline && !sb.onlyMounted
 	}
 	return c, nil
-}
-
-func uuidString(u [16]byte) string {
-	return fmt.Sprintf("%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:])
 }

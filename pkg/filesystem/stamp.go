@@ -3,11 +3,11 @@ package filesystem
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -157,14 +157,11 @@ func hasStamp(head []byte, uuid string) bool {
 
 // bears reports whether the head of a device has the UUID of a format where the formats that
 // the plugin begins write it, whether or not the rest is whole. mkfs.btrfs gets no UUID.
-func bears(head []byte, uuid string) bool {
-	if uuid == "" {
-		return false
-	}
-	if hasStamp(head, uuid) {
+func bears(head []byte, text string) bool {
+	if hasStamp(head, text) {
 		return true
 	}
-	binary, err := hex.DecodeString(strings.ReplaceAll(uuid, "-", ""))
+	binary, err := uuid.Parse(text)
 	if err != nil {
 		return false
 	}
@@ -174,10 +171,10 @@ func bears(head []byte, uuid string) bool {
 		uuidAt  int
 		uuid    string
 	}{
-		{ext4Offset + 0x38, ext4Magic, ext4Offset + 0x68, string(binary)},
-		{0, xfsMagic, 32, string(binary)},
-		{0, "LUKS\xba\xbe", luksUUID, uuid},
-		{16 << 10, "SKUL\xba\xbe", 16<<10 + luksUUID, uuid},
+		{ext4Offset + 0x38, ext4Magic, ext4Offset + 0x68, string(binary[:])},
+		{0, xfsMagic, 32, string(binary[:])},
+		{0, "LUKS\xba\xbe", luksUUID, text},
+		{16 << 10, "SKUL\xba\xbe", 16<<10 + luksUUID, text},
 	} {
 		if magicAt(head, place.magicAt, place.magic) && magicAt(head, place.uuidAt, place.uuid) {
 			return true
