@@ -81,7 +81,7 @@ func (s *Devices) attach(ctx context.Context, r Request, unused bool) (err error
 	if err != nil {
 		return err
 	}
-	defer closeAfter(backing, &err)
+	defer rawfile.CloseAfter(backing, &err)
 	return s.configure(ctx, r, backing, unused)
 }
 
@@ -103,7 +103,7 @@ func (s *Devices) configure(ctx context.Context, r Request, backing *os.File, un
 	if err != nil {
 		return err
 	}
-	defer closeAfter(control, &err)
+	defer rawfile.CloseAfter(control, &err)
 
 	taken := map[string]bool{} // devices that another process took first
 	for try := range attachTries {
@@ -226,7 +226,7 @@ func (s *Devices) bind(ctx context.Context, name string, backing *os.File, confi
 	if err != nil {
 		return false, err
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	defer func() {
 		if taken || err != nil { // nobody else can have configured it meanwhile: it is open here
 			err = errors.Join(err, undoConfigure(f))
@@ -307,7 +307,7 @@ func cancelDetach(ctx context.Context, d *Device, solid bool) (gone bool, err er
 	if err != nil {
 		return false, fmt.Errorf("reclaim: %w", err)
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	now, err := identify(int(f.Fd()), d.name)
 	switch {
 	case err != nil:

@@ -117,7 +117,7 @@ func (s *Devices) clear(ctx context.Context, d *Device) (gone bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	now, err := identify(int(f.Fd()), d.name)
 	if err != nil && d.still(int(f.Fd())) {
 		now, err = d, nil

@@ -94,7 +94,7 @@ func recreate(name string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closeAfter(control, &err)
+	defer rawfile.CloseAfter(control, &err)
 	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil {
 		return fmt.Errorf("LOOP_CTL_REMOVE %d: %w", number, err)
 	}

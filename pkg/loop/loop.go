@@ -315,6 +315,3 @@ func OpenFile(path string, id FileID, mode int) (*os.File, error) {
 	}
 	return f, nil
 }
-
-// closeAfter closes f and joins the error, if any, to *err.
-func closeAfter(f *os.File, err *error) { *err = errors.Join(*err, f.Close()) }

@@ -77,7 +77,7 @@ func restoreStatus(d *Device, tag string) (restored *Device, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	now, err := identify(int(f.Fd()), d.name)
 	switch {
 	case err != nil:
@@ -212,12 +212,12 @@ func changeBack(d *Device, openBacking func() (*os.File, error)) (restored *Devi
 	if err != nil {
 		return nil, err
 	}
-	defer closeAfter(backing, &err)
+	defer rawfile.CloseAfter(backing, &err)
 	f, err := open(d.name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	if !d.still(int(f.Fd())) {
 		return nil, fmt.Errorf("%s was attached anew meanwhile", d.Path())
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/csi-node/csi-node/pkg/internal/hang"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -198,7 +199,7 @@ func (s *Devices) Claim(ctx context.Context, d *Device, mode int, do func(*os.Fi
 	if err != nil {
 		return err
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	now, err := identify(int(f.Fd()), d.name)
 	switch {
 	case err != nil:

@@ -19,6 +19,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/internal/devnode"
 	"github.com/csi-node/csi-node/pkg/internal/mounttable"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -111,7 +112,7 @@ func (b *Backend) take(ctx context.Context, v devices.Volume, c claim, s spec, i
 	if err != nil {
 		return err
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	if len(now.Holders) > 0 {
 		return state.Errorf(state.FailedPrecondition, "%s is in use: %s", now.Path, now.Users(ctx))
 	}
@@ -312,7 +313,7 @@ func (b *Backend) release(ctx context.Context, c claim) (err error) {
 	case err != nil:
 		return err
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	views, err := now.Loops() // which do not claim it
 	if err != nil {
 		return err
@@ -374,6 +375,3 @@ func unbound(info blockdev.Info) error {
 	slices.Sort(places)
 	return state.Errorf(state.FailedPrecondition, "%s is in use: it, a part of it, or the disk that it is a part of, is shown as a raw block device at %s: end that first", info.Path, strings.Join(places, ", "))
 }
-
-// closeAfter closes f and joins the error, if any, to *err.
-func closeAfter(f *os.File, err *error) { *err = errors.Join(*err, f.Close()) }

@@ -13,6 +13,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -100,7 +101,7 @@ func (b *Backend) alone(ctx context.Context, v devices.Volume, mode int, f func(
 	if err != nil {
 		return err
 	}
-	defer closeAfter(file, &err)
+	defer rawfile.CloseAfter(file, &err)
 	loops, ofParts, err := now.LoopsOnDisk()
 	if err != nil {
 		return err

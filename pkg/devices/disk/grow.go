@@ -14,6 +14,7 @@ import (
 	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/devices"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
+	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -98,7 +99,7 @@ func rescanLoop(info blockdev.Info) (err error) {
 	if err != nil {
 		return err
 	}
-	defer closeAfter(f, &err)
+	defer rawfile.CloseAfter(f, &err)
 	if now.Identity() != info.Identity() {
 		return errors.New("it has become another disk meanwhile")
 	}

@@ -7,6 +7,7 @@ package rawfile
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"sync"
 
@@ -102,6 +103,9 @@ func PathError(op string, f *os.File, err error) error {
 	}
 	return &os.PathError{Op: op, Path: f.Name(), Err: err}
 }
+
+// CloseAfter closes f and joins the error, if any, to *err. It is to be deferred.
+func CloseAfter(f *os.File, err *error) { *err = errors.Join(*err, f.Close()) }
 
 // Retry makes a system call until no signal interrupts it, such as those by which the Go
 // runtime preempts goroutines. Package os does so by itself.
