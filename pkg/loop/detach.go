@@ -159,33 +159,28 @@ func claim(ctx context.Context, d *Device, mode int) (f *os.File, err error) {
 
 // awaitGone waits a moment for a cleared device to be gone. One that others have
 // open may be one that another loop device shows: then it is kept.
-func (s *Devices) awaitGone(ctx context.Context, d *Device) error {
-	since := time.Now()
-	again := time.NewTicker(goneInterval)
-	defer again.Stop()
-	for asked, checked := 1, false; ; asked++ {
-		late := time.Since(since) >= goneLimit // before the look, which then is the last
+func (s *Devices) awaitGone(ctx context.Context, d *Device) (err error) {
+	looks := 0
+	done := poll.Until(ctx, goneInterval, goneLimit, func() bool {
 		if isFree(d.name) {
-			return nil
+			return true
 		}
-		if now, err := ask(d.name); err != nil || now != nil && !now.same(d) {
-			return err
+		var now *Device
+		if now, err = ask(d.name); err != nil || now != nil && !now.same(d) {
+			return true
 		}
-		if !checked && (asked > 1 || late) { // it is not open for a moment only
-			checked = true
-			if err := s.checkNotShown(ctx, d); err != nil {
-				return err
-			}
+		if looks++; looks == 2 { // it is not open for a moment only
+			err = s.checkNotShown(ctx, d)
 		}
-		if late {
-			return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, process.Openers(ctx, d.number))
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return fmt.Errorf("%s is %w: %w", d, errHeld, ctx.Err())
-		}
+		return err != nil
+	})
+	switch {
+	case done:
+		return err
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s is %w: %w", d, errHeld, ctx.Err())
 	}
+	return fmt.Errorf("%s is %w, and goes when it is closed by %s", d, errHeld, process.Openers(ctx, d.number))
 }
 
 // stackedOn names what sysfs lists as holders of a device (device-mapper, md, bcache): they
