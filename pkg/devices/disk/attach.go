@@ -173,9 +173,8 @@ func nobodys(f *os.File, info blockdev.Info) error {
 const ownContents = "if pods of this very volume have made that, elsewhere or before the note of it was lost here, a PersistentVolume with " + ContentsKey + ": " + anyContents + " in its volumeAttributes takes the disk as it is"
 
 // free returns FailedPrecondition when another volume has the disk, a partition of it or
-// the disk that it is a partition of, and
-// Unavailable while the volume itself is mounted from what the disk was before it
-// was unplugged.
+// the disk that it is a partition of, and Unavailable while the volume itself is mounted from
+// what the disk was before it was unplugged.
 func (b *Backend) free(v devices.Volume, c claim, info blockdev.Info) error {
 	if info.Ours {
 		return state.Errorf(state.FailedPrecondition, "%s is a loop device that the plugin, or another like it, has attached for a volume of its own", info.Path)

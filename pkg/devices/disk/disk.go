@@ -89,12 +89,17 @@ func (s spec) String() string {
 	if s.path != "" {
 		words = append(words, PathKey+" "+s.path)
 	}
+	return strings.Join(append(words, inWords(s.ids)...), ", ")
+}
+
+// inWords lists identities, the most reliable first.
+func inWords(ids map[blockdev.IdentityKind]string) (words []string) {
 	for _, kind := range blockdev.IdentityKinds {
-		if value := s.ids[kind]; value != "" {
+		if value := ids[kind]; value != "" {
 			words = append(words, string(kind)+" "+value)
 		}
 	}
-	return strings.Join(words, ", ")
+	return words
 }
 
 // keys returns the keys that a context may name a disk with.

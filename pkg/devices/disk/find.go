@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,16 +104,7 @@ func (s spec) verify(info blockdev.Info) error {
 }
 
 func told(info blockdev.Info) string {
-	var words []string
-	for _, kind := range blockdev.IdentityKinds {
-		if value := info.Identities[kind]; value != "" {
-			words = append(words, string(kind)+" "+value)
-		}
-	}
-	if len(words) == 0 {
-		return "no identity"
-	}
-	return strings.Join(words, ", ")
+	return cmp.Or(strings.Join(inWords(info.Identities), ", "), "no identity")
 }
 
 // search finds a disk by its identity: where it was last, else among all.

@@ -54,7 +54,10 @@ func (b *Backend) Grow(ctx context.Context, v devices.Volume, bytes int64) (err 
 // rescan asks the disk for its size anew, if it can be asked, and waits for the answer.
 func rescan(ctx context.Context, info blockdev.Info, bytes int64) (now blockdev.Info, err error) {
 	if strings.HasPrefix(info.Name, "loop") && info.Partition == 0 {
-		return again(info, rescanLoop(info))
+		if err := rescanLoop(info); err != nil {
+			return info, err
+		}
+		return again(info)
 	}
 	asked := false
 	for _, file := range []string{"device/rescan", "device/rescan_controller", "device/nvme*/rescan_controller"} {
@@ -73,7 +76,7 @@ func rescan(ctx context.Context, info blockdev.Info, bytes int64) (now blockdev.
 		return info, nil
 	}
 	if poll.Until(ctx, lookInterval, rescanTime, func() bool {
-		now, err = again(info, nil)
+		now, err = again(info)
 		return err != nil || now.Size >= bytes
 	}) {
 		return now, err
@@ -82,10 +85,7 @@ func rescan(ctx context.Context, info blockdev.Info, bytes int64) (now blockdev.
 }
 
 // again looks at a disk once more.
-func again(info blockdev.Info, err error) (blockdev.Info, error) {
-	if err != nil {
-		return info, err
-	}
+func again(info blockdev.Info) (blockdev.Info, error) {
 	now, err := blockdev.InfoOf(info.Number)
 	if err == nil && now.Identity() != info.Identity() {
 		err = state.Errorf(state.Unavailable, "%s has become another disk meanwhile: it has %s", info.Path, told(now))
