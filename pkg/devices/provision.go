@@ -82,8 +82,8 @@ const maxID = 128
 
 var (
 	fitName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
-	// derivedID is what VolumeID makes of names that are not fit to be in ids.
-	derivedID = regexp.MustCompile(`^vol-[0-9a-f]{32}$`)
+	// derivedName matches what DerivedName returns.
+	derivedName = regexp.MustCompile(`^vol-[0-9a-f]{32}$`)
 )
 
 // VolumeID returns an id for the volume of a name, for backends that choose the ids:
@@ -93,11 +93,16 @@ var (
 // is not fit, and neither is one that looks derived. The prefix is short: what is
 // derived has 36 bytes, and no id has more than 128.
 func VolumeID(prefix, name string) string {
-	if len(prefix)+len(name) <= maxID && fitName.MatchString(name) && !strings.Contains(name, "..") && !derivedID.MatchString(name) {
+	if len(prefix)+len(name) <= maxID && fitName.MatchString(name) && !strings.Contains(name, "..") && !derivedName.MatchString(name) {
 		return prefix + name
 	}
+	return prefix + DerivedName(name)
+}
+
+// DerivedName is what VolumeID makes of a name that is not fit to be in ids.
+func DerivedName(name string) string {
 	sum := sha256.Sum256([]byte(name))
-	return prefix + "vol-" + hex.EncodeToString(sum[:16])
+	return "vol-" + hex.EncodeToString(sum[:16])
 }
 
 // Use is what a volume is made for. The zero value means unknown.

@@ -84,8 +84,8 @@ func (b *Backend) roomFor(ctx context.Context, at place, extents int64) (paths [
 	return r.emptiest(at.volume.layout.legs()), r.take(r.class(at.volume), extents*r.extent)
 }
 
-// extend adds extents to a volume, those in the ranges if there are any. The layout stays. The caller has
-// the group's turn.
+// extend adds extents to a volume, those in the ranges if there are any. The layout stays.
+// The caller has the group's turn.
 func (b *Backend) extend(ctx context.Context, at place, extents int64, ranges []string) (err error) {
 	if ranges == nil {
 		if ranges, err = b.roomFor(ctx, at, extents); err != nil {

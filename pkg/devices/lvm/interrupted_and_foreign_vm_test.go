@@ -41,15 +41,15 @@ func fill(t *testing.T, path string, bytes int64) {
 }
 
 // mustBeZero fails unless every byte of a device from an offset on is zero.
-func mustBeZero(t *testing.T, path string, from, bytes int64) {
+func mustBeZero(t *testing.T, path string, from, end int64) {
 	t.Helper()
 	f, err := os.Open(path)
 	require.NoError(t, err)
 	chunk := make([]byte, mib)
-	for at := from; at < bytes; at += mib {
+	for at := from; at < end; at += mib {
 		_, err := f.ReadAt(chunk, at)
 		require.NoError(t, err)
-		if !zeros(chunk) {
+		if len(bytes.TrimLeft(chunk, "\x00")) > 0 {
 			t.Errorf("%s shows what an earlier tenant has left, in the MiB at byte %d", path, at)
 			break
 		}

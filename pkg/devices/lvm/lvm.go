@@ -30,8 +30,6 @@ package lvm
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -152,8 +150,7 @@ func logicalName(name string) string {
 	if lv := devices.VolumeID("", name); len(escape(lv)) <= longestName && !reservedName.MatchString(lv) {
 		return lv
 	}
-	sum := sha256.Sum256([]byte(name)) // as devices.VolumeID derives one
-	return "vol-" + hex.EncodeToString(sum[:16])
+	return devices.DerivedName(name)
 }
 
 // escape doubles the dashes of a name, as LVM does in the device mapper.

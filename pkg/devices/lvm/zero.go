@@ -1,6 +1,7 @@
 package lvm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -68,13 +69,13 @@ const zeroChunk = 1 << 20
 // discard gives back the blocks of a range of a thin volume, which then reads as zeros,
 // and zeroes what still does not: a pool may refuse discards, and gives back whole blocks
 // only.
-func discard(ctx context.Context, f *os.File, offset, bytes int64) error {
-	area := [2]uint64{uint64(offset), uint64(bytes)}
+func discard(ctx context.Context, f *os.File, offset, size int64) error {
+	area := [2]uint64{uint64(offset), uint64(size)}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&area))); errno != 0 && errno != unix.EOPNOTSUPP {
 		return &os.PathError{Op: "BLKDISCARD", Path: f.Name(), Err: errno}
 	}
 	chunk := make([]byte, zeroChunk)
-	for end := offset + bytes; offset < end; offset += int64(len(chunk)) {
+	for end := offset + size; offset < end; offset += int64(len(chunk)) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -82,7 +83,7 @@ func discard(ctx context.Context, f *os.File, offset, bytes int64) error {
 		if _, err := f.ReadAt(chunk, offset); err != nil {
 			return err
 		}
-		if !zeros(chunk) {
+		if len(bytes.TrimLeft(chunk, "\x00")) > 0 {
 			clear(chunk)
 			if _, err := f.WriteAt(chunk, offset); err != nil {
 				return err
@@ -94,15 +95,6 @@ func discard(ctx context.Context, f *os.File, offset, bytes int64) error {
 		}
 	}
 	return nil
-}
-
-func zeros(chunk []byte) bool {
-	for _, b := range chunk {
-		if b != 0 {
-			return false
-		}
-	}
-	return true
 }
 
 // Erase makes every byte of an attached volume zero, durably.
