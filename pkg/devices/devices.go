@@ -66,9 +66,9 @@ type Backend interface {
 	// ErrNoDevice: its storage is not on the node yet.
 	Attach(ctx context.Context, v Volume, readOnly bool) error
 	// Detach returns nil only when the device is seen to be gone; an unknown volume has
-	// none. A device that is mounted or claimed stays as it is; an unclassified error names
-	// who holds it. So does one over which there is a loop device, such as a read-only view,
-	// which does not claim it: Info.Loops of package blockdev tells.
+	// none. A device that is mounted or claimed stays as it is, and an unclassified error
+	// names who holds it. The same is true of one under a loop device, such as a read-only
+	// view, which does not claim it: Info.Loops of package blockdev tells of those.
 	Detach(ctx context.Context, v Volume) error
 }
 

@@ -3,7 +3,6 @@ package luks
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -56,7 +55,7 @@ func (s mappers) find(name string) (*mapper, error) {
 		}
 		m, have, err := s.read(number)
 		switch {
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV):
+		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV):
 		case err != nil:
 			return nil, err
 		case have == name:
@@ -154,7 +153,7 @@ func remove(name string) error {
 	if err := dm.Remove(name); err != nil {
 		return err
 	}
-	if err := os.Remove("/dev/mapper/" + name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove("/dev/mapper/" + name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil

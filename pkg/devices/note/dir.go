@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,7 +65,7 @@ func (d Dir) Read(key string, into any) (bool, error) {
 // read returns nil when there is no file.
 func read(path string) (*sealed, error) {
 	raw, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
@@ -120,7 +119,7 @@ func (d Dir) write(key string, note any) error {
 
 // make makes the directory, durably.
 func (d Dir) make() error {
-	if _, err := os.Stat(string(d)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(string(d)); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
@@ -132,7 +131,7 @@ func (d Dir) make() error {
 // Remove removes the note with a key, durably; there may be none.
 func (d Dir) Remove(key string) error {
 	if err := os.Remove(d.Path(key)); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
 		return err
@@ -144,7 +143,7 @@ func (d Dir) Remove(key string) error {
 // the note into a struct. Damaged notes are errors, and do not keep Each from the others.
 func (d Dir) Each(f func(key string, read func(into any) error) error) error {
 	entries, err := os.ReadDir(string(d))
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	for _, entry := range entries {

@@ -101,6 +101,8 @@ func keyOf(v devices.Volume, d state.Device) string {
 	return volumeKey(v)
 }
 
+func deviceKey(identity string) string { return "device " + identity }
+
 func volumeKey(v devices.Volume) string { return "volume " + v.Backend + " " + v.ID }
 
 // read returns the note of a device. Of one that has none and tells an identity, what was made of
@@ -115,8 +117,6 @@ func (f *Facts) read(v devices.Volume, d state.Device) (fact, error) {
 	_, err = f.dir.Read(volumeKey(v), &was)
 	return fact{Volume: was.Volume, Backend: was.Backend, Formatted: was.Formatted, Made: was.Made}, err
 }
-
-func deviceKey(identity string) string { return "device " + identity }
 
 // Tell adds to a device what is noted about it. If that cannot be read, it sets Device.Err.
 func (f *Facts) Tell(v devices.Volume, d *state.Device) {
