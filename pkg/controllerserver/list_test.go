@@ -21,7 +21,7 @@ import (
 func realServer(t testing.TB) (*Server, *pool.Pool, string) {
 	t.Helper()
 	dir := t.TempDir() + "/pool"
-	p, err := pool.Open(t.Context(), dir)
+	p, err := pool.Open(dir)
 	require.NoError(t, err)
 	return New(Config{NodeID: "node-1", Topology: map[string]string{topologyKey: "node-1"}, Filesystems: fakeFilesystems{}, Backends: backends(p, p.Delete), Intents: fakeIntents{}}), p, dir
 }

@@ -318,7 +318,7 @@ func newRealNode(t *testing.T) *realNode {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	must(err)
 	n := &realNode{t: t, root: root}
-	p, err := pool.Open(t.Context(), filepath.Join(root, "pool"))
+	p, err := pool.Open(filepath.Join(root, "pool"))
 	must(err)
 	_, err = p.Create(t.Context(), pool.Volume{ID: "v", Name: "v", Bytes: small, Provisioning: pool.Thin})
 	must(err)

@@ -26,7 +26,7 @@ import (
 // createWithSectors makes a volume of bytes whose device has sectors of a size.
 func createWithSectors(t *testing.T, p *harness.Plugin, id string, c *csi.VolumeCapability, bytes, sector int64, how pool.Provisioning) *volume {
 	t.Helper()
-	made, err := pool.Open(t.Context(), p.PoolDir)
+	made, err := pool.Open(p.PoolDir)
 	must(t, err)
 	_, err = made.Create(t.Context(), pool.Volume{ID: id, Name: id, Bytes: bytes, Provisioning: how, SectorBytes: sector})
 	must(t, err)

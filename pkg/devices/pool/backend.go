@@ -75,7 +75,7 @@ func (b *Backend) recognize(ctx context.Context) error {
 	if err := b.loops.Recognize(ctx, files); err != nil {
 		return err
 	}
-	if !b.pool.ReadOnly() {
+	if !b.pool.readOnly {
 		b.keepBlocks(ctx, ids)
 	}
 	return nil
@@ -167,7 +167,7 @@ func (b *Backend) target(id string, data *loop.File) loop.Target {
 }
 
 // tag is the lo_file_name of the volume's device, which also identifies the pool.
-func (b *Backend) tag(id string) string { return loop.Tag(b.pool.UUID()[:8], id) }
+func (b *Backend) tag(id string) string { return loop.Tag(b.pool.uuid[:8], id) }
 
 // own returns the device of the index that the plugin attached for a volume.
 func (b *Backend) own(ctx context.Context, id string) (target loop.Target, d *loop.Device, err error) {

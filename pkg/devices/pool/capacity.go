@@ -94,7 +94,7 @@ func largestFile(fs unix.Statfs_t) int64 {
 	if fs.Type == unix.EXT4_SUPER_MAGIC {
 		return (1<<32 - 1) * fs.Bsize / blockSize * blockSize
 	}
-	return 1 << 62
+	return devices.LargestBytes
 }
 
 // countedFacts are the facts of a volume that counting its room needs. They never change

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/csi-node/csi-node/pkg/blockdev"
 	"github.com/csi-node/csi-node/pkg/internal/lease"
 	"github.com/csi-node/csi-node/pkg/internal/poll"
-	"github.com/csi-node/csi-node/pkg/internal/rawfile"
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
@@ -121,25 +121,24 @@ func clearData(ctx context.Context, f *os.File, how Provisioning) error {
 	if err != nil {
 		return err
 	}
-	const zero, punch = unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE, unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-	mode := uint32(zero)
+	makeZero := blockdev.ZeroRange
 	if how == Thin {
-		mode = punch
+		makeZero = blockdev.Punch
 	}
 	for offset := int64(0); offset < info.Size(); offset += clearChunk {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		bytes := min(clearChunk, info.Size()-offset)
-		err := rawfile.Fallocate(int(f.Fd()), mode, offset, bytes)
+		err := makeZero(f, offset, bytes)
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			err = writeZeros(ctx, f, offset, bytes)
 		}
 		if errors.Is(err, unix.ENOSPC) { // blocks that were lost: an attach allocates them again, if there is room
-			err = rawfile.Fallocate(int(f.Fd()), punch, offset, bytes)
+			err = blockdev.Punch(f, offset, bytes)
 		}
 		if err != nil {
-			return wrap(err, "zero %s from byte %d on", f.Name(), offset)
+			return fmt.Errorf("from byte %d on: %w", offset, err)
 		}
 	}
 	return f.Sync()

@@ -36,7 +36,7 @@ func newPool(t testing.TB) (p *pool.Pool, dir string) {
 
 func openPool(t testing.TB, dir string) (*pool.Pool, string) {
 	t.Helper()
-	p, err := pool.Open(t.Context(), dir)
+	p, err := pool.Open(dir)
 	require.NoError(t, err)
 	t.Cleanup(func() { detachAll(t, dir) })
 	return p, dir
@@ -270,7 +270,7 @@ func harness(t *testing.T, how pool.Provisioning) devicestest.Harness {
 	var last *backend
 	return devicestest.Harness{
 		Open: func(t *testing.T) devices.Backend {
-			again, err := pool.Open(t.Context(), dir)
+			again, err := pool.Open(dir)
 			require.NoError(t, err)
 			last = newBackend(t, again)
 			return last.Backend

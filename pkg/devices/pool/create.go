@@ -17,24 +17,16 @@ import (
 	"github.com/csi-node/csi-node/pkg/state"
 )
 
-// Create makes a volume of v's ID (ID(v.Name) when it is empty), Name, Bytes
-// (rounded up to blockSize), Provisioning, OvercommitPercent, FSType,
-// SectorBytes and Ephemeral, and returns it. It is on the disk then. If there is such a
-// volume already, that one is returned.
+// Create makes a volume of v's ID, Name, Bytes (rounded up to blockSize), Provisioning,
+// OvercommitPercent, FSType, SectorBytes, Layers and Ephemeral, and returns it. It is on the
+// disk then. If there is such a volume already, that one is returned.
 //
 // AlreadyExists, with the volume that is there: it was created with other parameters, or
 // has grown since. Aborted: its deletion was begun and has not ended. ResourceExhausted:
 // there is no room. OutOfRange: larger than a file can be. InvalidArgument: an invalid id,
 // or facts that no volume can have.
 // A failed Create leaves nothing.
-func (p *Pool) Create(ctx context.Context, v Volume) (Volume, error) {
-	if v.ID == "" {
-		v.ID = ID(v.Name)
-	}
-	err := ValidateID(v.ID)
-	if err != nil {
-		return Volume{}, err
-	}
+func (p *Pool) Create(ctx context.Context, v Volume) (_ Volume, err error) {
 	if v.Bytes, err = roundUp(v.Bytes); err != nil {
 		return Volume{}, fmt.Errorf("volume %s: %w", v.ID, err)
 	}

@@ -25,8 +25,9 @@ func newDir(t testing.TB) string { return filepath.Join(t.TempDir(), "pool") }
 
 func open(t testing.TB, dir string) *Pool {
 	t.Helper()
-	p, err := Open(t.Context(), dir)
+	p, err := Open(dir)
 	ok(t, err)
+	p.sweep(t.Context())
 	return p
 }
 

@@ -31,9 +31,9 @@ func pad(facts []byte) []byte {
 }
 
 // makeFacts writes the facts of a new volume, and the slot for the next ones, in dir. It
-// returns the file of the facts. They are durable then, their names are not. Of the slot only the blocks count:
-// the disk is told to write it beside the facts, and a journal takes both, and what was
-// done in dir before, in one go.
+// returns the file of the facts. They are durable then, their names are not. Of the slot only
+// the blocks count: the disk is told to write it beside the facts, and a journal takes both,
+// and what was done in dir before, in one go.
 func makeFacts(dir string, facts []byte) (file fileState, err error) {
 	slot, err := writeInPlace(filepath.Join(dir, slotFile), pad(facts))
 	if err != nil {

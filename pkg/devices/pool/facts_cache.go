@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"maps"
 	"os"
 	"sync"
 
@@ -80,7 +79,7 @@ func (c *factsCache) put(id string, facts cachedFacts) {
 		c.facts = map[string]cachedFacts{}
 	}
 	if len(c.facts) >= maxCachedFacts {
-		for other := range maps.Keys(c.facts) { // any
+		for other := range c.facts { // any
 			delete(c.facts, other)
 			break
 		}

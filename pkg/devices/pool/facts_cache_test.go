@@ -15,9 +15,9 @@ import (
 
 // Facts that are remembered are those on the disk, whoever wrote them.
 func TestRememberedFactsAreThoseOnTheDisk(t *testing.T) {
-	p, err := Open(t.Context(), t.TempDir()+"/pool")
+	p, err := Open(t.TempDir() + "/pool")
 	ok(t, err)
-	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: blockSize, Provisioning: Thin})
+	v, err := p.Create(t.Context(), Volume{ID: "vol", Name: "vol", Bytes: blockSize, Provisioning: Thin})
 	ok(t, err)
 	mark := func(want bool) {
 		t.Helper()
@@ -79,9 +79,9 @@ func TestFewFactsAreRemembered(t *testing.T) {
 // A volume that was used before is looked at without the goroutine that a disk which hangs
 // would keep; what is told is the same.
 func TestInspectCached(t *testing.T) {
-	p, err := Open(t.Context(), t.TempDir()+"/pool")
+	p, err := Open(t.TempDir() + "/pool")
 	ok(t, err)
-	v, err := p.Create(t.Context(), Volume{Name: "vol", Bytes: blockSize, Provisioning: Thin})
+	v, err := p.Create(t.Context(), Volume{ID: "vol", Name: "vol", Bytes: blockSize, Provisioning: Thin})
 	ok(t, err)
 	b := &Backend{pool: p}
 	if k, seen := b.inspectCached(v.ID); seen {

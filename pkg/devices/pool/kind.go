@@ -113,7 +113,7 @@ func (o *options) open(ctx context.Context, env devices.Environment) (devices.Ba
 // away, or its disk does not answer; what is left in that one is removed when it does.
 func (o *options) openPool(ctx context.Context) (p *Pool, absent, err error) {
 	var opening hang.Calls[*Pool]
-	open := func() (*Pool, error) { return openUnswept(o.dir) }
+	open := func() (*Pool, error) { return Open(o.dir) }
 	p, err = opening.Do(ctx, o.dir, startTime, open)
 	if hangs(err) || errors.Is(err, errAbsent) {
 		away, unseen := openAbsent(o.dir)

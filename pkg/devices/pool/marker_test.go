@@ -20,11 +20,11 @@ func TestOpenMakesAPoolOfAnEmptyDirectory(t *testing.T) {
 			dir := newDir(t)
 			prepare(dir)
 			p := open(t, dir)
-			if len(p.UUID()) != 36 || open(t, dir+"/").UUID() != p.UUID() {
-				t.Errorf("UUID %q, then %q", p.UUID(), open(t, dir).UUID())
+			if len(p.uuid) != 36 || open(t, dir+"/").uuid != p.uuid {
+				t.Errorf("UUID %q, then %q", p.uuid, open(t, dir).uuid)
 			}
 			ok(t, p.Check(t.Context()))
-			if other := open(t, newDir(t)); other.UUID() == p.UUID() {
+			if other := open(t, newDir(t)); other.uuid == p.uuid {
 				t.Error("two pools have one UUID")
 			}
 		})
@@ -38,8 +38,8 @@ func TestOpenTakesUpAPool(t *testing.T) {
 	p := open(t, dir)
 	create(t, p, "v", mib, Thin)
 	ok(t, os.Remove(dir+seenSuffix))
-	if again := open(t, dir); again.UUID() != p.UUID() {
-		t.Errorf("UUID %s, before %s", again.UUID(), p.UUID())
+	if again := open(t, dir); again.uuid != p.uuid {
+		t.Errorf("UUID %s, before %s", again.uuid, p.uuid)
 	}
 	if _, err := os.Stat(dir + seenSuffix); err != nil {
 		t.Error(err)
@@ -65,7 +65,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := newDir(t)
 			test.prepare(dir)
-			_, err := Open(t.Context(), dir)
+			_, err := Open(dir)
 			wantError(t, err, state.Unavailable, append(test.words, dir)...)
 			if name != "a file" && name != "lost directory" {
 				if entries, err := os.ReadDir(dir); err != nil || name == "seen and new disk" && len(entries) > 0 {
@@ -75,7 +75,7 @@ func TestOpenRefuses(t *testing.T) {
 		})
 	}
 	for _, dir := range []string{"", "/", "pool", "./pool", "//"} {
-		if _, err := Open(t.Context(), dir); err == nil {
+		if _, err := Open(dir); err == nil {
 			t.Errorf("Open(%q) made a pool", dir)
 		}
 	}
@@ -89,12 +89,12 @@ func TestUnmountedPool(t *testing.T) {
 	create(t, p, "v", mib, Thin)
 	unmount()
 
-	if _, err := Open(t.Context(), dir); err == nil {
+	if _, err := Open(dir); err == nil {
 		t.Error("a fresh pool on the disk beneath")
 	}
 	check := func(err error) {
 		t.Helper()
-		wantError(t, err, state.Unavailable, "mount it", p.UUID())
+		wantError(t, err, state.Unavailable, "mount it", p.uuid)
 	}
 	check(p.Check(t.Context()))
 	_, err := p.Get(t.Context(), "v")

@@ -58,7 +58,7 @@ func TestOddContents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "pool")
-			p, err := Open(t.Context(), dir)
+			p, err := Open(dir)
 			require.NoError(t, err)
 			place := filepath.Join(dir, "volumes/odd")
 			require.NoError(t, os.Mkdir(place, 0o700))
@@ -85,7 +85,7 @@ func TestOddContents(t *testing.T) {
 // Remains that are a FIFO do not stop the start, nor data that is one the deletion.
 func TestFIFOs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
-	p, err := Open(t.Context(), dir)
+	p, err := Open(dir)
 	require.NoError(t, err)
 	_, err = p.Create(t.Context(), thin("v", 1<<20, 100))
 	require.NoError(t, err)
@@ -95,9 +95,11 @@ func TestFIFOs(t *testing.T) {
 	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "tmp/a"), 0o600))
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "tmp/b"), 0o700))
 	within(t, "the start", func() {
-		if p, err = Open(t.Context(), dir); err != nil {
+		if p, err = Open(dir); err != nil {
 			t.Error(err)
+			return
 		}
+		p.sweep(t.Context())
 	})
 	if left, err := os.ReadDir(filepath.Join(dir, "tmp")); len(left) > 0 || err != nil {
 		t.Errorf("left is %v (%v)", left, err)
@@ -108,7 +110,7 @@ func TestFIFOs(t *testing.T) {
 // A link is followed neither when remains are swept away, nor when a volume grows or is deleted.
 func TestLinksAreNotFollowed(t *testing.T) {
 	dir, elsewhere := filepath.Join(t.TempDir(), "pool"), t.TempDir()
-	p, err := Open(t.Context(), dir)
+	p, err := Open(dir)
 	require.NoError(t, err)
 	for _, id := range []string{"data", "whole"} {
 		_, err := p.Create(t.Context(), thin(id, 1<<20, 100))
@@ -137,7 +139,7 @@ func TestLinksAreNotFollowed(t *testing.T) {
 		moved(filepath.Join(dir, name), other)
 		precious := filepath.Join(other, "precious")
 		require.NoError(t, os.Mkdir(precious, 0o700))
-		_, err := Open(t.Context(), dir)
+		_, err := Open(dir)
 		require.Words(t, err, name+" is no directory")
 		if _, err := os.Stat(precious); err != nil {
 			t.Error(err)
@@ -145,7 +147,7 @@ func TestLinksAreNotFollowed(t *testing.T) {
 		require.NoError(t, os.Remove(filepath.Join(dir, name)))
 	}
 	moved(filepath.Join(dir, "volumes"), filepath.Join(elsewhere, "volumes")) // of which nothing is removed
-	_, err = Open(t.Context(), dir)
+	_, err = Open(dir)
 	require.NoError(t, err)
 }
 
@@ -153,7 +155,7 @@ func TestLinksAreNotFollowed(t *testing.T) {
 // where there is some.
 func TestCountThatIsCutShort(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
-	p, err := Open(t.Context(), dir)
+	p, err := Open(dir)
 	require.NoError(t, err)
 	inline := func(id string) Volume {
 		v := thin(id, 8<<20, 100)
@@ -163,7 +165,7 @@ func TestCountThatIsCutShort(t *testing.T) {
 	_, err = p.Create(t.Context(), inline("a"))
 	require.NoError(t, err)
 	reopened := func() *Pool {
-		p, err := Open(t.Context(), dir)
+		p, err := Open(dir)
 		require.NoError(t, err)
 		p.limits.InlineTotal = amount{Bytes: 10 << 20}
 		return p

@@ -12,7 +12,7 @@
 //
 // A volume is built in tmp and renamed into volumes when all of it is on the
 // disk, and it is renamed into trash before it is taken apart: what is in
-// volumes is whole, whenever the power goes. Open empties tmp and trash.
+// volumes is whole, whenever the power goes. Each start empties tmp and trash.
 //
 // On a full pool no volume is lost, and every volume can be deleted: a deletion needs only
 // renames, and new facts are written to blocks that the volume has had since it was
@@ -64,9 +64,9 @@ const (
 // pool's file system does; ctx ends waiting for a turn, not a system call.
 type Pool struct {
 	dir      string
-	uuid     string
+	uuid     string // the pool's identity, which its marker keeps
 	slot     string // the name that slots have when this Pool uses them
-	readOnly bool
+	readOnly bool   // it was opened to look at it only
 	limits   limits
 
 	volumes keylock.Map // by volume id
@@ -83,17 +83,9 @@ type Pool struct {
 
 // Open opens the pool in dir, an absolute path, and makes an empty or missing
 // directory a pool. It is an error, which says what to do, when the pool that
-// was seen here before is not here now, or when dir holds anything else.
-func Open(ctx context.Context, dir string) (*Pool, error) {
-	p, err := openUnswept(dir)
-	if err == nil {
-		p.sweep(ctx)
-	}
-	return p, err
-}
-
-// openUnswept is Open, and leaves what a crash left.
-func openUnswept(dir string) (*Pool, error) {
+// was seen here before is not here now, or when dir holds anything else. What a
+// crash left in tmp and trash stays: see sweep.
+func Open(dir string) (*Pool, error) {
 	dir = filepath.Clean(dir)
 	if !filepath.IsAbs(dir) || dir == "/" {
 		return nil, fmt.Errorf("pool directory %s: must be an absolute path below /", dir)
@@ -174,12 +166,6 @@ func openReadOnly(dir string) (*Pool, error) {
 	return &Pool{dir: dir, uuid: m.UUID, readOnly: true, counted: map[string]countedFacts{}}, nil
 }
 
-// ReadOnly reports whether the pool was opened to look at it only.
-func (p *Pool) ReadOnly() bool { return p.readOnly }
-
-// UUID returns the pool's identity, which its marker keeps.
-func (p *Pool) UUID() string { return p.uuid }
-
 // Check returns an error when the pool is not in its directory any more, as
 // when its disk was unmounted.
 func (p *Pool) Check(ctx context.Context) error {
@@ -245,5 +231,5 @@ func removeUnlocked(path string) (removed bool, err error) {
 
 // path returns the path of something in the pool, by clean names.
 func (p *Pool) path(names ...string) string {
-	return strings.TrimSuffix(p.dir, "/") + "/" + strings.Join(names, "/")
+	return p.dir + "/" + strings.Join(names, "/")
 }

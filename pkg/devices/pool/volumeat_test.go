@@ -32,7 +32,7 @@ func TestVolumeAtOfAnEarlierContainer(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	moved, err := pool.Open(t.Context(), elsewhere)
+	moved, err := pool.Open(elsewhere)
 	require.NoError(t, err)
 	after := newBackend(t, moved)
 	if id := after.VolumeAt(d.Number); id != "vol" {
