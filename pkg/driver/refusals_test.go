@@ -137,7 +137,7 @@ func TestRefusalIsTold(t *testing.T) {
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: []string{"nonsense=1"}}},
 	}
-	for _, id := range []string{"vol", "stranger", "no/volume"} { // the last can be no volume's
+	for _, id := range []string{"vol", "stranger", "no/volume", "..", "/"} { // no volume of the pool has the last three
 		_, err := csi.NewNodeClient(conn).NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: c.KubeletDir + "/" + id, VolumeCapability: capability})
 		if err == nil {
 			t.Fatalf("volume %s is staged with a mount flag that is none", id)
@@ -149,7 +149,7 @@ func TestRefusalIsTold(t *testing.T) {
 		}
 	}
 	node, err := ReadReport(t.Context(), c.StateDir, Options{})
-	if err != nil || len(node.Volumes) != 0 || len(node.Refusals) != 3 || node.Refusals[1].Volume != "stranger" || node.Refusals[1].Call != "NodeStageVolume" {
+	if err != nil || len(node.Volumes) != 0 || len(node.Refusals) != 5 || node.Refusals[3].Volume != "stranger" || node.Refusals[3].Call != "NodeStageVolume" {
 		t.Errorf("the status tells %+v (%v)", node, err)
 	}
 	for _, id := range []string{"unheard-of", "un/heard"} {

@@ -96,8 +96,9 @@ func askProbe(ctx context.Context, stateDir, probe string) error {
 	return ask(ctx, stateDir, http.MethodGet, "/probes/"+probe, &word)
 }
 
+// volumePath has the id in the query: as a part of a path, ids such as ".." and "/" cannot be asked for.
 func volumePath(volume, act string) string {
-	return "/volumes/" + url.PathEscape(volume) + "/" + act
+	return "/volume/" + act + "?id=" + url.QueryEscape(volume)
 }
 
 // errNotRunning is in the error when no plugin runs on a state directory.

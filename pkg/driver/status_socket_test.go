@@ -177,13 +177,14 @@ func TestStatusSocket(t *testing.T) {
 	}{
 		{http.MethodGet, "/status", "", http.StatusOK},
 		{http.MethodPost, "/status", "", http.StatusMethodNotAllowed},
-		{http.MethodGet, "/volumes/vol/retry", "", http.StatusMethodNotAllowed},
-		{http.MethodPost, "/volumes/vol/retry", "", http.StatusNotFound},
-		{http.MethodGet, "/volumes/vol/clear-device", "", http.StatusNotFound},
-		{http.MethodPost, "/volumes/vol/clear-device", "", http.StatusNotFound},
-		{http.MethodDelete, "/volumes/vol/clear-device", "", http.StatusMethodNotAllowed},
-		{http.MethodPost, "/volumes/..%2Fvol/clear-device", "", http.StatusBadRequest},
-		{http.MethodPost, "/volumes/" + strings.Repeat("x", 200) + "/retry", "", http.StatusBadRequest},
+		{http.MethodGet, "/volume/retry?id=vol", "", http.StatusMethodNotAllowed},
+		{http.MethodPost, "/volume/retry?id=vol", "", http.StatusNotFound},
+		{http.MethodGet, "/volume/clear-device?id=vol", "", http.StatusNotFound},
+		{http.MethodPost, "/volume/clear-device?id=vol", "", http.StatusNotFound},
+		{http.MethodDelete, "/volume/clear-device?id=vol", "", http.StatusMethodNotAllowed},
+		{http.MethodPost, "/volume/clear-device?id=..%2Fvol", "", http.StatusBadRequest},
+		{http.MethodPost, "/volume/retry?id=" + strings.Repeat("x", 200), "", http.StatusBadRequest},
+		{http.MethodPost, "/volume/retry", "", http.StatusBadRequest},
 		{http.MethodGet, "/other", "", http.StatusNotFound},
 		{http.MethodGet, "/status", strings.Repeat("x", 1<<20), http.StatusRequestHeaderFieldsTooLarge},
 	} {
@@ -215,9 +216,9 @@ func TestBusyVolume(t *testing.T) {
 		code                  int
 		word                  string
 	}{
-		{http.MethodPost, "/volumes/vol/retry", "1ms", http.StatusGatewayTimeout, "its worker is busy"},
-		{http.MethodPost, "/volumes/vol/clear-device", "1ms", http.StatusGatewayTimeout, "its worker is busy"},
-		{http.MethodPost, "/volumes/vol/retry", "soon", http.StatusBadRequest, "soon"},
+		{http.MethodPost, "/volume/retry?id=vol", "1ms", http.StatusGatewayTimeout, "its worker is busy"},
+		{http.MethodPost, "/volume/clear-device?id=vol", "1ms", http.StatusGatewayTimeout, "its worker is busy"},
+		{http.MethodPost, "/volume/retry?id=vol", "soon", http.StatusBadRequest, "soon"},
 	} {
 		w := httptest.NewRecorder()
 		req := httptest.NewRequestWithContext(t.Context(), row.method, row.path, nil)

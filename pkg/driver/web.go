@@ -248,22 +248,22 @@ func (p *plugin) statusHandler() http.Handler {
 	mux.HandleFunc("GET /volumes", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.inventory(ctx) }))
 	mux.HandleFunc("GET /orphans", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, false) }))
 	mux.HandleFunc("POST /orphans/clean", serveInTime(func(ctx context.Context, _ *http.Request) (any, error) { return p.reconciler.Orphans(ctx, true) }))
-	mux.HandleFunc("GET /volumes/{id}/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) {
+	mux.HandleFunc("GET /volume/explain", p.serveVolume(func(ctx context.Context, id string) (any, error) {
 		volume, err := p.explain(ctx, id)
 		if err != nil {
 			return nil, err
 		}
 		return volume.Explanation(), nil
 	}))
-	mux.HandleFunc("POST /volumes/{id}/retry", p.serveVolume(func(ctx context.Context, id string) (any, error) {
+	mux.HandleFunc("POST /volume/retry", p.serveVolume(func(ctx context.Context, id string) (any, error) {
 		volume, err := p.reconciler.Retry(ctx, id)
 		if err != nil {
 			return nil, err
 		}
 		return p.report(volume).Pick(report.Filter{Volumes: []string{id}}), nil
 	}))
-	mux.HandleFunc("GET /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, false) }))
-	mux.HandleFunc("POST /volumes/{id}/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, true) }))
+	mux.HandleFunc("GET /volume/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, false) }))
+	mux.HandleFunc("POST /volume/clear-device", p.serveVolume(func(ctx context.Context, id string) (any, error) { return p.reconciler.Clear(ctx, id, true) }))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { mux.ServeHTTP(ownAnswer{w, p.options}, req) })
 }
 
@@ -339,11 +339,11 @@ func (p *plugin) refusedBeside(volumes []report.Volume) []report.Refusal {
 // The plugin answers before that, if only with what it is waiting for.
 const timeoutHeader = "Csi-Node-Timeout"
 
-// serveVolume serves a request about the volume that the path names. Of a call that was
+// serveVolume serves a request about the volume that the query names. Of a call that was
 // refused because of the id there is something to tell.
 func (p *plugin) serveVolume(do func(ctx context.Context, id string) (any, error)) http.HandlerFunc {
 	return serveInTime(func(ctx context.Context, req *http.Request) (any, error) {
-		id := req.PathValue("id")
+		id := req.URL.Query().Get("id")
 		if p.store.Get(id) == nil && p.refusals.of(id) == nil {
 			if err := p.devices.ValidateID(id); err != nil {
 				return nil, err
