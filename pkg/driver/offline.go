@@ -139,7 +139,7 @@ func offline[T any](ctx context.Context, stateDir string, o Options, look func(*
 	if _, late := err.(*hang.Unanswered); late {
 		err = fmt.Errorf("perhaps a disk does not answer (see dmesg): %w", err)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, store.ErrLocked) {
 		err = fmt.Errorf("no plugin runs on %s, so the node is looked at without it: %w", stateDir, err)
 	}
 	return found, err

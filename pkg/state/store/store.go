@@ -44,8 +44,8 @@ import (
 // Directory is the name of the store in the state directory.
 const Directory = "volumes"
 
-// ErrLocked is what OpenReadOnly returns while a running plugin has the store.
-var ErrLocked = errors.New("the store is in use by a running plugin: ask that process, or try again when it has ended")
+// ErrLocked is what OpenReadOnly returns while a plugin has the store, which its reader has asked in vain.
+var ErrLocked = errors.New("a plugin has the store and does not answer: it starts or ends, so try again soon; else its log says why")
 
 // readOnlyWait bounds the wait of OpenReadOnly for the store's lock.
 const readOnlyWait = time.Second
