@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/state"
@@ -11,26 +12,28 @@ import (
 const inspectTimeout = 5 * time.Second
 
 // Inspect observes every volume of the store and keeps the result for Reports and
-// Explain. It changes nothing. It is for the tools on a node where no plugin runs, and
+// Explain. It changes nothing, and waits for volumes that hang once for all of them. It is for the tools on a node where no plugin runs, and
 // must not be called beside Run.
 func (r *Reconciler) Inspect(ctx context.Context) {
+	var looks sync.WaitGroup
 	for _, want := range r.store.List() {
-		have, err := r.inspect(ctx, want)
-		if err != nil {
-			r.unobserved(want.ID, want)
-			r.mu.Lock()
-			for _, part := range want.Parts() {
-				r.volume(want.ID).attempt(part).err = err
-			}
-			r.mu.Unlock()
-			continue
-		}
-		r.observed(want.ID, want, &have, makePlan(want, &have).plan, time.Time{})
+		looks.Go(func() { r.inspect(ctx, want) })
 	}
+	looks.Wait()
 }
 
-func (r *Reconciler) inspect(ctx context.Context, want *state.Volume) (state.Actual, error) {
+func (r *Reconciler) inspect(ctx context.Context, want *state.Volume) {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	return r.Observe(ctx, want)
+	have, err := r.Observe(ctx, want)
+	if err == nil {
+		r.observed(want.ID, want, &have, makePlan(want, &have).plan, time.Time{})
+		return
+	}
+	r.unobserved(want.ID, want)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, part := range want.Parts() {
+		r.volume(want.ID).attempt(part).err = err
+	}
 }

@@ -177,6 +177,36 @@ func TestInspectActsOnNothing(t *testing.T) {
 	})
 }
 
+// However many volumes hang, who has seconds for all of them learns of each.
+func TestInspectWaitsOnceForAllThatHang(t *testing.T) {
+	bubble(t, func(h *harness) {
+		ids := []string{"v", "w", "x"}
+		for _, id := range ids {
+			h.volume(id)
+			h.ok(stage(id))
+		}
+		h.kill()
+		for _, id := range ids {
+			h.k.hang(opFind, id, false)
+		}
+		offline := &process{k: h.k, end: func() {}, done: make(chan struct{})}
+		r := New(Config{Store: h.store, Kernel: offline.kernel()})
+		start := time.Now()
+		r.Inspect(context.Background())
+		if took := time.Since(start); took > inspectTimeout {
+			t.Errorf("it took %s", took)
+		}
+		ended, end := context.WithCancel(context.Background())
+		end()
+		r.Run(ended)
+		for _, s := range report.Statuses(r.Reports()) {
+			if s.Worst() != report.Failing {
+				t.Errorf("volume %s is %s", s.Volume, s.Worst())
+			}
+		}
+	})
+}
+
 // A growth that nobody has asked for and that fails is in the way of something, too.
 func TestExplainFailingGrowth(t *testing.T) {
 	bubble(t, func(h *harness) {
