@@ -2,8 +2,9 @@ package reconciler
 
 import (
 	"context"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/csi-node/csi-node/pkg/state"
 )
@@ -11,15 +12,23 @@ import (
 // inspectTimeout bounds the look at one volume.
 const inspectTimeout = 5 * time.Second
 
+// inspectedAtOnce is how many volumes Inspect looks at together: each that hangs has a thread. It is
+// more than a node usually has.
+const inspectedAtOnce = 256
+
 // Inspect observes every volume of the store and keeps the result for Reports and
-// Explain. It changes nothing, and waits for volumes that hang once for all of them. It is for the tools on a node where no plugin runs, and
-// must not be called beside Run.
+// Explain. It changes nothing, and waits once for all that hang. It is for the tools on a
+// node where no plugin runs, and must not be called beside Run.
 func (r *Reconciler) Inspect(ctx context.Context) {
-	var looks sync.WaitGroup
+	var looks errgroup.Group
+	looks.SetLimit(inspectedAtOnce)
 	for _, want := range r.store.List() {
-		looks.Go(func() { r.inspect(ctx, want) })
+		looks.Go(func() error {
+			r.inspect(ctx, want)
+			return nil
+		})
 	}
-	looks.Wait()
+	_ = looks.Wait() // none of them returns an error
 }
 
 func (r *Reconciler) inspect(ctx context.Context, want *state.Volume) {
