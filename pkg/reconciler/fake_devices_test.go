@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -60,6 +59,7 @@ func (d fakeDevices) Attach(ctx context.Context, volume devices.Volume, readOnly
 			return d.k.refuseAs(state.FailedPrecondition, id, "attach of a device that stands with another access")
 		}
 		v.device.detaching = false
+		d.k.regain()
 		return nil
 	})
 }
@@ -74,10 +74,7 @@ func (d fakeDevices) Detach(ctx context.Context, volume devices.Volume) error {
 		if v == nil || v.device == nil {
 			return nil
 		}
-		anothers := func(p string) bool { // the number was that of its device
-			return slices.ContainsFunc(d.k.mounts[p], func(m fakeMount) bool { return m.volume != "" && m.volume != id })
-		}
-		if paths := slices.DeleteFunc(d.k.seen(v.highest().number), anothers); len(paths) > 0 {
+		if paths := d.k.seen(id, v.highest().number); len(paths) > 0 {
 			return d.k.refuse(id, "detach while mounted at %v", paths)
 		}
 		if v.view != nil {
@@ -134,7 +131,7 @@ func (d fakeDevices) BeginFormat(ctx context.Context, volume devices.Volume) err
 		}
 		kind := v.lowest().Kind
 		blank := kind == state.ContentsBlank || kind == state.ContentsUnproven
-		if free := d.k.free(v); !blank || v.data || !free {
+		if free := d.k.free(id); !blank || v.data || !free {
 			if err := d.k.rule(id, "formatting mark on %v, data %t, free %t", kind, v.data, free); err != nil {
 				return err
 			}
@@ -206,15 +203,16 @@ func (d fakeDevices) EndFormat(ctx context.Context, volume devices.Volume, fsTyp
 }
 
 // free reports whether a device is there to be written to, and nobody has it.
-func (k *fakeKernel) free(v *fakeVolume) bool {
+func (k *fakeKernel) free(id string) bool {
+	v := k.volumes[id]
 	d := v.highest()
-	return d != nil && !d.detaching && !d.readOnly && !v.superRO && !k.claimed(v) && v.view == nil && len(k.mounted(d.number, "")) == 0
+	return d != nil && !d.detaching && !d.readOnly && !v.superRO && !k.claimed(v) && v.view == nil && len(k.mounted(id, d.number, "")) == 0
 }
 
 // exclusive checks that a device may be written to: attached, writable, held
 // by nobody.
 func (k *fakeKernel) exclusive(id, what string) error {
-	if !k.free(k.volumes[id]) {
+	if !k.free(id) {
 		return k.refuse(id, "%s on a device that is not attached for writing and free", what)
 	}
 	return nil
@@ -260,7 +258,7 @@ func (d fakeDevices) AttachView(ctx context.Context, device state.Device) error 
 		if v.view != nil {
 			return d.k.rule(id, "view over a device that has one")
 		}
-		v.view = &fakeDevice{number: d.k.number(), readOnly: true}
+		v.view = &fakeDevice{number: d.k.unused(), readOnly: true} // package loop keeps the others
 		return nil
 	})
 }
@@ -272,7 +270,7 @@ func (d fakeDevices) DetachView(ctx context.Context, device state.Device) error 
 		if v.view == nil {
 			return nil
 		}
-		if paths := d.k.seen(v.view.number); len(paths) > 0 {
+		if paths := d.k.seen(id, v.view.number); len(paths) > 0 {
 			return d.k.refuse(id, "view detached while shown at %v", paths)
 		}
 		if v.viewHeld {

@@ -23,7 +23,9 @@ type fakeKernel struct {
 	mounts     map[string][]fakeMount // by path, the top first
 	mountIDs   uint64                 // the last one given out
 	files      map[string]*fakeFile   // by path, beneath the mounts
-	minors     uint32                 // never used twice
+	minors     uint32                 // the highest that was given out
+	reuses     bool                   // the lowest number that is free is given out, not one that never was
+	others     []state.DeviceNumber   // of devices of other processes
 	formats    int
 	endless    bool // a proof ends with its context only
 	faults     []*fault
@@ -41,6 +43,7 @@ type fakeKernel struct {
 
 	forgotten map[string]bool                 // paths of mounts whose records were lost, or do not tell the number yet
 	known     map[string]state.DeviceNumber   // by path: the number that a record tells
+	knownFrom map[string]string               // by path: the source that a record tells
 	judged    bool                            // a history's judge says when a record tells it
 	strangers map[string]int                  // by path: mounts of somebody else's that must be left alone
 	askers    map[string]int                  // by volume: callers who wait for a stage or a publish
@@ -71,6 +74,7 @@ type fakeVolume struct {
 	superRO                   bool        // the kernel turned the file system read-only
 	dead                      bool        // the mounted file system was shut down
 	serverAway                bool        // what is mounted from a source fails, and works again later
+	moved                     bool        // it is mounted from another source
 	keepers                   []string
 	source, shared, exclusive bool // what sort of storage it is
 
@@ -226,7 +230,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedAt: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, answering: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
+		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, knownFrom: map[string]string{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedAt: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, answering: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
 	}
 }
 
@@ -580,12 +584,12 @@ func stagePath(id string) string         { return "/k/stage/" + id }
 func targetPath(id string, n int) string { return fmt.Sprintf("/k/pods/%d/%s", n, id) }
 func volumeOf(p string) string           { return path.Base(p) }
 
-// mounted returns the paths at which a device is mounted, whole or as a node,
-// but for one path.
-func (k *fakeKernel) mounted(number state.DeviceNumber, but string) []string {
+// mounted returns the paths of a volume at which a device of its is mounted, whole or as a
+// node, but for one path.
+func (k *fakeKernel) mounted(id string, number state.DeviceNumber, but string) []string {
 	var paths []string
 	for p, stack := range k.mounts {
-		if p != but && slices.ContainsFunc(stack, func(m fakeMount) bool { return m.Device == number }) {
+		if p != but && volumeOf(p) == id && slices.ContainsFunc(stack, func(m fakeMount) bool { return m.Device == number }) {
 			paths = append(paths, p)
 		}
 	}
@@ -595,22 +599,34 @@ func (k *fakeKernel) mounted(number state.DeviceNumber, but string) []string {
 
 // seen is mounted without what nobody can see: the record was lost, and
 // something else covers the mount.
-func (k *fakeKernel) seen(number state.DeviceNumber) []string {
-	return slices.DeleteFunc(k.mounted(number, ""), func(p string) bool { return k.forgotten[p] && k.mounts[p][0].volume == "" })
+func (k *fakeKernel) seen(id string, number state.DeviceNumber) []string {
+	return slices.DeleteFunc(k.mounted(id, number, ""), func(p string) bool { return k.forgotten[p] && k.mounts[p][0].volume == "" })
 }
 
 // orphan makes strangers of bound device nodes of which no record is left nor a
-// device: nothing tells whose they were. The caller holds k.mu.
+// device, and of what was mounted from where nobody tells: nothing tells whose they were,
+// until the volume gets the number, or the source, again. The caller holds k.mu.
 func (k *fakeKernel) orphan() {
 	for path := range k.forgotten {
-		stack := slices.Clone(k.mounts[path])
+		stack, id := slices.Clone(k.mounts[path]), volumeOf(path)
+		v := k.volumes[id]
 		for i, m := range stack {
-			v := k.volumes[m.volume]
-			if m.Node && v != nil && k.known[path] != m.Device && !v.has(m.Device) {
+			told := m.Device == k.known[path] || v != nil && v.shows(m.Device)
+			if m.FSType == sourceType {
+				told = m.Source == k.knownFrom[path] || m.Source == k.sourceOf(id)
+			}
+			switch {
+			case !m.Node && m.FSType != sourceType || told == (m.volume != ""):
+			case told:
+				stack[i].volume = id
+				k.strangers[path]--
+			default:
 				stack[i].volume = ""
 				k.strangers[path]++
-				k.mounts[path] = stack
 			}
+		}
+		if len(stack) > 0 {
+			k.mounts[path] = stack
 		}
 	}
 }
@@ -650,9 +666,60 @@ func (k *fakeKernel) autoclear(v *fakeVolume) {
 	}
 }
 
+// regain is orphan once a volume has a device. The caller holds k.mu.
+func (k *fakeKernel) regain() {
+	if k.reuses {
+		k.orphan()
+	}
+}
+
+// number returns that of a new device.
 func (k *fakeKernel) number() state.DeviceNumber {
+	for minor := uint32(1); k.reuses && minor <= k.minors; minor++ {
+		if n := (state.DeviceNumber{Major: 7, Minor: minor}); !k.taken(n) {
+			return n
+		}
+	}
+	return k.unused()
+}
+
+// unused returns the number of a new device that no other ever had.
+func (k *fakeKernel) unused() state.DeviceNumber {
 	k.minors++
 	return state.DeviceNumber{Major: 7, Minor: k.minors}
+}
+
+// taken reports whether there is a device with a number.
+func (k *fakeKernel) taken(n state.DeviceNumber) bool {
+	for _, v := range k.volumes {
+		if v.has(n) || v.open() && v.layer.over.number == n {
+			return true
+		}
+	}
+	return slices.Contains(k.others, n)
+}
+
+// whosePods returns the volume whose pods are shown another one: its record tells that they
+// have a number that a device of the other has by now, which nothing of the other's shows.
+func (k *fakeKernel) whosePods(id string) string {
+	if !k.judged {
+		return ""
+	}
+	own := map[state.DeviceNumber]bool{}
+	for p, stack := range k.mounts {
+		for _, m := range stack {
+			own[m.Device] = own[m.Device] || volumeOf(p) == id
+		}
+	}
+	for p, n := range k.known {
+		own[n] = own[n] || volumeOf(p) == id
+	}
+	for p, n := range k.known {
+		if owner := volumeOf(p); owner != id && k.volumes[id].has(n) && !own[n] {
+			return owner
+		}
+	}
+	return ""
 }
 
 func (k *fakeKernel) facts(id string) state.Device {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/csi-node/csi-node/pkg/devices"
@@ -53,12 +54,12 @@ func (v *fakeVolume) top() *fakeDevice {
 
 // has reports whether a device is one of the volume's.
 func (v *fakeVolume) has(number state.DeviceNumber) bool {
-	for _, d := range []*fakeDevice{v.device, v.highest(), v.view} {
-		if d != nil && d.number == number {
-			return true
-		}
-	}
-	return false
+	return v.device != nil && v.device.number == number || v.shows(number)
+}
+
+// shows reports whether a number is that with which a volume is or was published.
+func (v *fakeVolume) shows(number state.DeviceNumber) bool {
+	return slices.ContainsFunc([]*fakeDevice{v.top(), v.view}, func(d *fakeDevice) bool { return d != nil && d.number == number })
 }
 
 // lowest returns what is on the device of the backend, but for the layer.
@@ -181,6 +182,7 @@ func (l fakeLayers) Open(ctx context.Context, lower state.Device, volume devices
 			return l.k.refuse(volume.ID, "open-layer of one that is open with another access")
 		}
 		v.layer.device.detaching = false
+		l.k.regain()
 		return nil
 	})
 }
@@ -232,13 +234,26 @@ func (l fakeLayers) Used(ctx context.Context, lower state.Device, volume devices
 	})
 }
 
+// sourceType is the file system of such a volume.
+const sourceType = "nfs4"
+
 // Source tells of the volumes that are mounted without a device.
 func (d fakeDevices) Source(_ context.Context, volume devices.Volume) (source state.Source, ok bool, err error) {
-	d.k.with(func() { ok = d.k.volumes[volume.ID] != nil && d.k.volumes[volume.ID].source })
-	return state.Source{FSType: "nfs4", Source: sourceOf(volume.ID), Deadline: 30 * time.Second}, ok, nil
+	d.k.with(func() {
+		if v := d.k.volumes[volume.ID]; v != nil && v.source {
+			source, ok = state.Source{FSType: sourceType, Source: d.k.sourceOf(volume.ID), Deadline: 30 * time.Second}, true
+		}
+	})
+	return source, ok, nil
 }
 
-func sourceOf(id string) string { return "server:/" + id }
+// sourceOf returns from what a volume is mounted now.
+func (k *fakeKernel) sourceOf(id string) string {
+	if k.volumes[id].moved {
+		return "other:/" + id
+	}
+	return "server:/" + id
+}
 
 // MountSource comes back at the deadline of the source, whatever the server does.
 func (m fakeMounts) MountSource(ctx context.Context, source state.Source, at string, flags state.Flags) error {
@@ -248,6 +263,9 @@ func (m fakeMounts) MountSource(ctx context.Context, source state.Source, at str
 		if half {
 			m.k.files[at] = &fakeFile{kind: state.Directory}
 			return nil
+		}
+		if id := volumeOf(at); source.Source != m.k.sourceOf(id) && m.k.fresh(id) {
+			return m.k.violate("volume %s: %s is mounted from %s, and is in %s", id, at, source.Source, m.k.sourceOf(id))
 		}
 		return m.place(at, state.Directory, fakeMount{volume: volumeOf(at), Mount: state.Mount{
 			FSType: source.FSType, Source: source.Source, Root: "/", Attributes: flags.Set}})

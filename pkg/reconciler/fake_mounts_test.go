@@ -222,15 +222,15 @@ func (k *fakeKernel) nodes(device state.DeviceNumber) (paths []string) {
 
 func (m fakeMounts) Keepers(_ context.Context, device state.DeviceNumber, going []string) (names []string) {
 	m.k.with(func() {
-		for _, v := range m.k.volumes {
+		for id, v := range m.k.volumes {
 			if v.has(device) {
 				names = slices.Clone(v.keepers)
 				if v.private || v.copied {
 					names = append(names, "a copy of the stage")
 				}
+				names = append(names, slices.DeleteFunc(m.k.mounted(id, device, ""), func(at string) bool { return slices.Contains(going, at) })...)
 			}
 		}
-		names = append(names, slices.DeleteFunc(m.k.mounted(device, ""), func(at string) bool { return slices.Contains(going, at) })...)
 	})
 	return names
 }
@@ -248,7 +248,7 @@ func (m fakeMounts) Unmount(ctx context.Context, at string) error {
 			return k.refuse(volumeOf(at), "%s: unmount of a foreign mount", at)
 		}
 		if at == stagePath(id) && len(stack) == 1 {
-			paths := k.mounted(stack[0].Device, at)
+			paths := k.mounted(id, stack[0].Device, at)
 			paths = slices.DeleteFunc(paths, func(p string) bool { return k.forgotten[p] || p == otherStagePath })
 			if len(paths) > 0 {
 				if err := k.rule(id, "%s: unmount of a stage that is bound at %v", at, paths); err != nil {

@@ -360,6 +360,9 @@ func (k *fakeKernel) lie(record *state.Volume, r request) string {
 		if why := v.unready(); why != "" {
 			return why
 		}
+		if owner := k.whosePods(r.id); owner != "" {
+			return "pods of " + owner + " have its number"
+		}
 		if asked.Stage.Capability.Access == state.MountAccess && !v.source {
 			return k.shows(asked.Stage.Path, v.top().number, asked.Stage.ReadOnly)
 		}
@@ -373,7 +376,7 @@ func (k *fakeKernel) lie(record *state.Volume, r request) string {
 		t := asked.Targets[r.part.Path]
 		readOnly := t.Capability.Access == state.MountAccess && (t.ReadOnly || asked.Stage.ReadOnly)
 		if v.source {
-			if stack := k.mounts[t.Path]; len(stack) > 0 && stack[0].Source != sourceOf(r.id) {
+			if stack := k.mounts[t.Path]; len(stack) > 0 && stack[0].Source != k.sourceOf(r.id) {
 				return "another source is mounted at " + t.Path
 			}
 			return k.shows(t.Path, state.DeviceNumber{}, readOnly)

@@ -107,10 +107,24 @@ func (y *history) edited(before, after *state.Volume) {
 }
 
 // remembered judges what a record says of the device that its stage was seen with,
-// and keeps it.
+// and keeps it, as well as the numbers with which it is published.
 func (y *history) remembered(before, after *state.Volume) {
 	was, is := before.Stage, after.Stage
 	y.k.with(func() {
+		for path := range before.Targets {
+			delete(y.k.known, path)
+			delete(y.k.knownFrom, path)
+		}
+		for path, t := range after.Targets {
+			if y.k.known[path] = t.Device; t.From != nil {
+				y.k.knownFrom[path] = t.From.Source
+			}
+			for id, other := range y.k.volumes {
+				if old := before.Targets[path]; id != after.ID && other.has(t.Device) && (old == nil || old.Device != t.Device) {
+					y.k.drift(id)
+				}
+			}
+		}
 		v := y.k.volumes[after.ID]
 		if v == nil {
 			return
@@ -155,11 +169,13 @@ func (k *fakeKernel) forbidden(o op, id string) string {
 		return "another node may have it, and nobody asks"
 	case v.shared && !v.exclusive && among(opBeginFormat, opCreateLayer, opErase, opEraseLayer, opFormat):
 		return "another node may have it, and nothing is to be written without proof"
+	case !among(taking...) && !among(opAttach, opAbandonFormat, opGrowDevice) && k.whosePods(id) != "":
+		return "pods of " + k.whosePods(id) + " have its number"
 	case v.layer == nil:
 		return ""
 	case o == opDetach && v.open():
 		return "a layer is over it"
-	case among(opBeginFormat, opErase, opCreateLayer) && (v.open() || v.header == used || v.data || !k.free(v)):
+	case among(opBeginFormat, opErase, opCreateLayer) && (v.open() || v.header == used || v.data || !k.free(id)):
 		return "it bears a layer, or is not free"
 	case o == opCreateLayer && (!v.formatting || v.header == "" && v.beneath.Kind != state.ContentsBlank && v.beneath.Kind != state.ContentsUnproven):
 		return "it is not blank, or without a mark"
@@ -171,7 +187,7 @@ func (k *fakeKernel) forbidden(o op, id string) string {
 		return "the layer is not new"
 	case o == opGrow && v.top().size < v.device.size-headerBytes:
 		return "the layer comes first"
-	case o == opCloseLayer && v.open() && (v.view != nil || len(k.seen(v.layer.device.number)) > 0):
+	case o == opCloseLayer && v.open() && (v.view != nil || len(k.seen(id, v.layer.device.number)) > 0):
 		return "the layer is in use"
 	}
 	return ""
@@ -269,7 +285,6 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 		if is == nil {
 			y.k.with(func() {
 				y.ends[what.String()] = y.k.looked[what.id].n
-				delete(y.k.known, part.Path)
 				published := y.amnesia && part == state.StagePart() && y.k.atTargets(what.id) // which was told
 				if y.k.shown(what) && y.k.told(what.id) && !published {
 					y.t.Errorf("%s: forgotten, and it is still there", what)
@@ -289,9 +304,6 @@ func (y *history) editedByWorker(before, after *state.Volume, part state.Part) {
 		y.mustBeTrue("accepted", after, what)
 		y.k.with(func() {
 			delete(y.k.forgotten, part.Path)
-			if t := after.Targets[part.Path]; t != nil {
-				y.k.known[t.Path] = t.Device
-			}
 		})
 	}
 }
@@ -481,6 +493,7 @@ func (y *history) ids() (ids []string) {
 // clean takes away all that others did. What they mounted must still be there.
 func (y *history) clean() {
 	y.mend(nil)
+	y.k.with(func() { y.k.reuses, y.k.others = false, nil })
 	for _, n := range []string{"1", "2", "3"} {
 		y.podBack(operation{"pod-back", n})
 	}

@@ -113,6 +113,26 @@ func TestMountSourceOfAServerThatIsAway(t *testing.T) {
 	})
 }
 
+// What was mounted from a source that is another one at the next look is the volume's nevertheless. No pod
+// has it yet, so that the new one is mounted in its place.
+func TestMountSourceThatMovesMeanwhile(t *testing.T) {
+	bubble(t, func(h *harness) {
+		v, path := h.volume("v"), targetPath("v", 1)
+		h.k.with(func() { v.source = true })
+		h.ok(stage("v", func(s *state.Stage) { s.Capability.FSType = "" }))
+		h.k.slow(opMountSource, path, 1, time.Second)
+		published := h.begin(publish("v", 1, func(t *state.Target) { t.Capability.FSType = "" }))
+		h.k.with(func() { v.moved = true; h.k.drift("v") })
+		h.sleep(2 * time.Second)
+		if err := h.got(published); err != nil {
+			t.Errorf("published: %v", err)
+		}
+		h.wantCalls(1, opUnmount, path)
+		h.atRest("v")
+		h.ok(unpublish("v", 1), unstage("v"))
+	})
+}
+
 // A volume that is mounted without a device is a record while it is staged, and
 // each target is a mount of its own, which is mounted again when it is lost and
 // taken away in the end.

@@ -66,6 +66,8 @@ func (p *planner) publish(t *state.Target) Verdict {
 		return stuckOn(err)
 	case len(m.Mounts) == 0:
 		return p.bind(t, state.Directory)
+	case p.have.Source != nil && !p.isFilesystem(m.Mounts[0]) && t.From.Is(m.Mounts[0]) && !t.Accepted:
+		return p.do(Unbind, state.TargetPart(t.Path)) // no pod has it yet
 	case p.have.Source != nil && !p.isFilesystem(m.Mounts[0]) && t.From.Is(m.Mounts[0]):
 		return stuck(state.FailedPrecondition, "the volume was mounted from %s at %s, and is mounted from %s now, as after a start with other flags: restart the pod", t.From.Source, t.Path, p.have.Source.Source)
 	case m.Mounts[0].Node || !p.isFilesystem(m.Mounts[0]):

@@ -224,7 +224,7 @@ func (p *pass) step(ctx context.Context, step Step, want *state.Volume, have *st
 		p.fail(want, step.Part, err)
 		return false
 	}
-	if current, err := p.noteBegun(step, want); err != nil {
+	if current, err := p.noteBegun(step, want, have); err != nil {
 		p.fail(want, step.Part, err)
 		return false
 	} else if !current {
@@ -365,18 +365,22 @@ func revision(v *state.Volume, part state.Part) uint64 {
 // noteBegun records that steps are made for a part, before the first one; with that the
 // intent itself is written. It reports whether the intent is still current: one that was
 // superseded before it was begun leaves nothing to undo. Nor does a step on a device that it
-// finds attached.
-func (p *pass) noteBegun(step Step, want *state.Volume) (current bool, err error) {
-	have := want.Intent(step.Part)
-	if slices.Contains(stepsWithoutUndo, step.Action) || have == nil || have.Gone || have.Accepted || have.Begun {
+// finds attached. What a target is to be mounted from is noted, too: it may be another by the next look.
+func (p *pass) noteBegun(step Step, want *state.Volume, have *state.Actual) (current bool, err error) {
+	intent := want.Intent(step.Part)
+	from := step.Action == MountSource && !want.Targets[step.Part.Path].From.Remembers(have.Source)
+	if !from && (slices.Contains(stepsWithoutUndo, step.Action) || intent == nil || intent.Gone || intent.Accepted || intent.Begun) {
 		if err := p.r.store.Flush(p.id); err != nil {
 			return false, fmt.Errorf("volume %s: writing the record: %w", p.id, err)
 		}
 		return true, nil
 	}
 	_, err = p.r.store.Edit(p.id, func(v *state.Volume) error {
-		if now := v.Intent(step.Part); now != nil && now.Revision == have.Revision {
+		if now := v.Intent(step.Part); now != nil && now.Revision == intent.Revision {
 			now.Begun, current = true, true
+			if from {
+				v.Targets[step.Part.Path].From = seenSource(have.Source)
+			}
 		}
 		return nil
 	})

@@ -193,8 +193,8 @@ type Target struct {
 	ReadOnly   bool              `json:"readOnly,omitzero"`
 	Context    map[string]string `json:"context,omitempty"`
 	SeenDevice `json:"device,omitzero"`
-	// From is what the target of a volume without a device was last seen mounted from; nil for
-	// others. It is replaced, and never changed.
+	// From is what the target of a volume without a device was last mounted from, or is to be; nil
+	// for others. It is replaced, and never changed.
 	From *SeenSource `json:"from,omitempty"`
 	// Next is the publish that was asked for in place of this one, as Stage.Next.
 	Next *Target `json:"next,omitempty"`
