@@ -54,6 +54,7 @@ type fakeKernel struct {
 	// device holds, the last drift.
 	looked, lookedBefore, probed, drifted map[string]event
 	lookedAt                              map[string]event     // by path: the last look
+	flushing                              map[string]int       // by volume: how many answers are being made durable
 	answering                             map[string]event     // the looks that the last answers were of, while those are made durable
 	ended                                 map[string]time.Time // by volume: when a part of a look that took its time last ended
 }
@@ -230,7 +231,7 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{
 		volumes: map[string]*fakeVolume{}, mounts: map[string][]fakeMount{}, files: map[string]*fakeFile{},
 		calls: map[callKey]int{}, acting: map[string]op{}, looks: map[string]spin{}, began: time.Now(),
-		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, knownFrom: map[string]string{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedAt: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, answering: map[string]event{}, drifted: map[string]event{}, ended: map[string]time.Time{},
+		forgotten: map[string]bool{}, known: map[string]state.DeviceNumber{}, knownFrom: map[string]string{}, strangers: map[string]int{}, askers: map[string]int{}, left: map[string]event{}, looked: map[string]event{}, lookedAt: map[string]event{}, lookedBefore: map[string]event{}, probed: map[string]event{}, answering: map[string]event{}, flushing: map[string]int{}, drifted: map[string]event{}, ended: map[string]time.Time{},
 	}
 }
 

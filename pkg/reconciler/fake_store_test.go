@@ -204,7 +204,12 @@ func (s processStore) Propose(id string, edit func(*state.Volume) error) (*state
 }
 
 func (s processStore) Flush(id string) error {
-	s.p.k.with(func() { s.p.k.answering[id] = s.p.k.spokenOf(id) })
+	s.p.k.with(func() {
+		if s.p.k.flushing[id]++; s.p.k.flushing[id] == 1 { // else the worker goes on while answers are made durable
+			s.p.k.answering[id] = s.p.k.spokenOf(id)
+		}
+	})
+	defer s.p.k.with(func() { s.p.k.flushing[id]-- })
 	if !s.proposed(id) {
 		return nil
 	}
