@@ -700,23 +700,24 @@ func (k *fakeKernel) taken(n state.DeviceNumber) bool {
 	return slices.Contains(k.others, n)
 }
 
+// published reports whether a record tells that a volume is published with a number.
+func (k *fakeKernel) published(id string, number state.DeviceNumber) bool {
+	for p, n := range k.known {
+		if volumeOf(p) == id && n == number {
+			return true
+		}
+	}
+	return false
+}
+
 // whosePods returns the volume whose pods are shown another one: its record tells that they
 // have a number that a device of the other has by now, which nothing of the other's shows.
 func (k *fakeKernel) whosePods(id string) string {
 	if !k.judged {
 		return ""
 	}
-	own := map[state.DeviceNumber]bool{}
-	for p, stack := range k.mounts {
-		for _, m := range stack {
-			own[m.Device] = own[m.Device] || volumeOf(p) == id
-		}
-	}
 	for p, n := range k.known {
-		own[n] = own[n] || volumeOf(p) == id
-	}
-	for p, n := range k.known {
-		if owner := volumeOf(p); owner != id && k.volumes[id].has(n) && !own[n] {
+		if owner := volumeOf(p); owner != id && k.volumes[id].has(n) && len(k.mounted(id, n, "")) == 0 && !k.published(id, n) {
 			return owner
 		}
 	}

@@ -137,6 +137,7 @@ func grammar() map[string]sentence {
 	all := map[string]sentence{
 		"delays": {[]argument{numbers}, (*history).delays},
 		"heal":   {[]argument{numbers}, (*history).heal}, // 0: --heal=false
+		"reuse":  {nil, (*history).reuse},
 		"volume": {[]argument{volumes, contents, natures}, (*history).add},
 
 		"stage":     {[]argument{volumes, hows}, (*history).callVolume},
@@ -148,6 +149,7 @@ func grammar() map[string]sentence {
 		"sleep":     {[]argument{durations}, (*history).pause},
 		"await":     {nil, (*history).await}, // the answers to all calls
 
+		"others":   {[]argument{numbers}, (*history).otherDevices}, // so many devices are those of other processes
 		"umount-r": {[]argument{volumes}, (*history).umountAll},
 		"pod-gone": {[]argument{places}, (*history).podGone},
 		"pod-back": {[]argument{places}, (*history).podBack},
@@ -205,7 +207,22 @@ func generate(seed uint64) []operation {
 		g.random = rand.New(rand.NewPCG(seed, 3))
 		g.noted()
 	}
+	if seed%8 == 1 {
+		g.random = rand.New(rand.NewPCG(seed, 4))
+		g.changing()
+	}
 	return g.history
+}
+
+// insert adds operations to a history after its volumes, between all others.
+func (g *generator) insert(add func(id string)) {
+	first := slices.IndexFunc(g.history, func(o operation) bool { return o[0] == "volume" }) + len(g.volumes)
+	rest := g.history[first:]
+	g.history = slices.Clone(g.history[:first])
+	for _, o := range rest {
+		add(g.volumes[g.one(len(g.volumes))])
+		g.history = append(g.history, o)
+	}
 }
 
 // noted makes the volumes of a history disks, which may read as zeros for a while.
@@ -215,19 +232,39 @@ func (g *generator) noted() {
 			g.history[i] = append(o, "noted")
 		}
 	}
-	first := slices.IndexFunc(g.history, func(o operation) bool { return o[0] == "volume" }) + len(g.volumes)
-	rest := g.history[first:]
-	g.history = slices.Clone(g.history[:first])
-	for _, o := range rest {
-		switch id := g.volumes[g.one(len(g.volumes))]; g.one(12) {
+	g.insert(func(id string) {
+		switch g.one(12) {
 		case 0, 1:
 			g.say("zeros %s", id)
 		case 2:
 			calls := append(trials(), opBeginFormat, opFormat, opCreateLayer, opEndFormat)
 			g.say("fault %s %s 0 %s %d 0s", calls[g.one(len(calls))], id, g.among("fails", "halfway", "crashes", "crashes", "late"), 1+g.one(2))
 		}
-		g.history = append(g.history, o)
+	})
+}
+
+// changing makes a node give numbers of devices again, which it loses often, and moves the
+// sources of volumes.
+func (g *generator) changing() {
+	if len(g.volumes) == 1 {
+		g.history = slices.Insert(g.history, slices.IndexFunc(g.history, func(o operation) bool { return o[0] == "volume" }), operation{"volume", "b", "blank"})
+		g.volumes, g.staged["b"] = append(g.volumes, "b"), "block"
 	}
+	g.insert(func(id string) {
+		switch g.one(12) {
+		case 0, 1:
+			g.say("%s %s", g.among("losetup-d", "losetup-d", "losetup-v", "layer-d"), id)
+		case 2:
+			g.say("others %d", g.one(3))
+		case 3, 4:
+			g.say("publish %s %d %s", id, 1+g.one(3), g.staged[id])
+		case 5:
+			g.say("stage %s %s", id, g.staged[id])
+		case 6:
+			g.say("move %s", id)
+		}
+	})
+	g.history = append([]operation{{"reuse"}}, g.history...)
 }
 
 // generator makes a history up as it goes along.

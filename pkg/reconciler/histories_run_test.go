@@ -132,13 +132,15 @@ func (y *history) loseStore(operation) {
 	y.amnesia = true
 	y.k.with(func() {
 		clear(y.k.known)
+		clear(y.k.knownFrom)
 		for path := range y.k.mounts {
 			y.k.forgotten[path] = true
 		}
 		for _, v := range y.k.volumes {
-			if v.first = ""; v.open() && v.header == "" { // or nobody would ever know what it was opened on
+			if swapped := v.first != "" && v.first != v.identity; swapped && (v.open() || y.k.mountedAnywhere(v)) { // or nobody would ever know on what it was opened or mounted
 				v.swap()
 			}
+			v.first = ""
 		}
 		y.k.orphan()
 	})
@@ -173,6 +175,17 @@ func (y *history) disturbAll() {
 }
 
 func (y *history) delays(o operation) { y.k.with(func() { y.k.delays = uint64(o.number(1)) }) }
+
+func (y *history) reuse(operation) { y.k.with(func() { y.k.reuses = true }) }
+
+func (y *history) otherDevices(o operation) {
+	y.k.with(func() {
+		for len(y.k.others) < o.number(1) {
+			y.k.others = append(y.k.others, y.k.number())
+		}
+		y.k.others = y.k.others[len(y.k.others)-o.number(1):]
+	})
+}
 
 func (y *history) heal(o operation) {
 	if y.down {
@@ -395,8 +408,8 @@ var onVolumes = map[string]func(y *history, v *fakeVolume){
 		}
 	},
 	"unplug": func(_ *history, v *fakeVolume) { v.unplug() }, // the device beneath an open layer
-	"swap": func(_ *history, v *fakeVolume) { // another device for the volume's, or back
-		if !v.open() || v.first != "" { // else nobody has seen yet what is beneath the layer
+	"swap": func(y *history, v *fakeVolume) { // another device for the volume's, or back
+		if v.first != "" || !v.open() && !y.k.mountedAnywhere(v) { // else nobody has seen yet what is mounted, or beneath the layer
 			v.swap()
 		}
 	},
@@ -417,6 +430,7 @@ var onVolumes = map[string]func(y *history, v *fakeVolume){
 		}
 	},
 	"unloop": func(_ *history, v *fakeVolume) { v.foreign = "" },
+	"move":   func(_ *history, v *fakeVolume) { v.moved = !v.moved },
 }
 
 // unmountOne takes the top mount away. The caller holds k.mu.
