@@ -218,7 +218,7 @@ func presumedWith(before, after *state.Volume, part state.Part) bool {
 	case part == state.StagePart():
 		return true
 	}
-	return is == nil && !was.Gone && !was.Accepted && !was.Begun
+	return !was.Gone && !was.Accepted && (is == nil && !was.Begun || is != nil && is.Withdrawn)
 }
 
 // anybodyWaits reports whether a caller other than a waits for something of the volume.

@@ -2,7 +2,6 @@ package state
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 )
@@ -16,7 +15,7 @@ func (v *Volume) Presume(path string, c Capability, context map[string]string, n
 	if s := v.Stage; s != nil && (!s.Provisional || s.presumes(path, c)) {
 		return nil
 	}
-	if err := v.dropProvisional(); err != nil {
+	if err := v.dropProvisional(now); err != nil {
 		return err
 	}
 	c.Flags = slices.Clone(c.Flags)
@@ -35,9 +34,10 @@ func (s *Stage) presumes(path string, c Capability) bool {
 	return s.Path == path && s.Capability.Access == c.Access && (c.FSType == "" || s.Capability.FSType == c.FSType) && sameFlags(s.Capability.Flags, c.Flags)
 }
 
-// dropProvisional drops a provisional stage, with what needs it: nothing was done
-// for that yet. Aborted: a caller waits for it.
-func (v *Volume) dropProvisional() error {
+// dropProvisional drops a provisional stage, with what needs it. At a target may be what an earlier
+// one there, or one of another stage, has left: such a target becomes a tombstone. Targets that are
+// changed are replaced, as AskPublish restores the record. Aborted: a caller waits for what needs it.
+func (v *Volume) dropProvisional(now time.Time) error {
 	switch {
 	case v.Stage == nil || !v.Stage.Provisional:
 		return nil
@@ -48,14 +48,33 @@ func (v *Volume) dropProvisional() error {
 	if v.Size != nil && v.Size.CallerWaits {
 		return pending(SizePart())
 	}
+	if err := v.publishAwaited(); err != nil {
+		return err
+	}
+	v.Size = nil
+	for path, t := range v.Targets {
+		if !t.Gone && (!t.Begun || t.Confirmed()) {
+			delete(v.Targets, path)
+			continue
+		}
+		gone := *t
+		gone.Next, gone.CallerWaits = nil, false
+		if !t.Gone {
+			gone.Intent = Intent{Gone: true, Withdrawn: true, Revision: v.Revision, Since: now}
+		}
+		v.Targets[path] = &gone
+	}
+	v.dropUnneeded()
+	return nil
+}
+
+// publishAwaited is Aborted if a caller waits for a publish.
+func (v *Volume) publishAwaited() error {
 	for _, path := range v.TargetPaths() {
-		if t := v.Targets[path]; t.CallerWaits && !t.Gone {
+		if t := v.Targets[path]; t.CallerWaits && !t.Gone || t.Next != nil && t.Next.CallerWaits {
 			return pending(TargetPart(path))
 		}
 	}
-	v.Size = nil
-	maps.DeleteFunc(v.Targets, func(_ string, t *Target) bool { return !t.Gone })
-	v.dropUnneeded()
 	return nil
 }
 

@@ -120,3 +120,36 @@ func TestProvisionalStageGivesWay(t *testing.T) {
 		}), edit: publishAt("/a"), class: Aborted, words: "size"},
 	}.run(t)
 }
+
+// What needs it and was begun, as a tombstone was there before, is undone when it gives way.
+func TestProvisionalStageLeavesTombstones(t *testing.T) {
+	xfs := func(t *Target) { t.Capability.FSType = "xfs" }
+	begun := func() *Volume {
+		return lost(t, publishAt("/a"), func(v *Volume) error {
+			v.Targets["/a"].Begun = true
+			return nil
+		})
+	}
+	for name, ask := range map[string]func(*Volume) error{
+		"a stage":         func(v *Volume) error { return v.AskStage(aStage(), editTime) },
+		"another publish": publishAt("/b", xfs),
+		"a publish there": publishAt("/a", xfs),
+		"a size":          func(v *Volume) error { return v.Presume("/other", aStage().Capability, nil, editTime) },
+	} {
+		v := begun()
+		if err := ask(v); err != nil || v.Targets["/a"] == nil || !v.Targets["/a"].Gone {
+			t.Errorf("%s makes %+v at /a (%v)", name, v.Targets["/a"], err)
+		}
+	}
+	v := begun()
+	if err := publishAt("/a", xfs)(v); err != nil || v.Targets["/a"].Next == nil {
+		t.Errorf("a publish there makes %+v (%v)", v.Targets["/a"], err)
+	}
+	if err := v.AskStage(aStage(), editTime); err != nil || v.Stage.Provisional || v.Targets["/a"].Next != nil {
+		t.Errorf("a stage makes %+v, and %+v at /a (%v)", v.Stage, v.Targets["/a"], err)
+	}
+	v = begun()
+	if err := publishAt("/stage/b", xfs)(v); err == nil || v.Targets["/a"].Gone {
+		t.Errorf("a refused publish makes %+v at /a (%v)", v.Targets["/a"], err)
+	}
+}

@@ -28,6 +28,9 @@ func (v *Volume) AskPublish(t *Target, stagingPath string, now time.Time) error 
 	stage, size, targets := v.Stage, v.Size, maps.Clone(v.Targets)
 	err := v.Presume(stagingPath, t.Capability, t.Context, now)
 	if err == nil {
+		if have != nil && have.Begun && !have.Gone && !have.Confirmed() {
+			v.Targets[t.Path] = have // not a tombstone yet: t takes its place
+		}
 		err = v.askPublish(t, stagingPath, now)
 	}
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // AlreadyExists: another stage was accepted. Aborted: a caller waits for another
 // one, or it is being taken down.
 func (v *Volume) AskStage(s *Stage, now time.Time) error {
-	if err := v.dropProvisional(); err != nil {
+	if err := v.dropProvisional(now); err != nil {
 		return err
 	}
 	have := v.Stage
@@ -121,10 +121,8 @@ func (v *Volume) replaceStage(s *Stage, now time.Time) error {
 	if have.CallerWaits {
 		return pending(StagePart())
 	}
-	for path, t := range v.Targets {
-		if t.CallerWaits && !t.Gone || t.Next != nil && t.Next.CallerWaits {
-			return pending(TargetPart(path))
-		}
+	if err := v.publishAwaited(); err != nil {
+		return err
 	}
 	for path, t := range v.Targets {
 		t.Next = nil
