@@ -76,13 +76,19 @@ func TestPassphraseThatIsNotKept(t *testing.T) {
 // A key that the header names a place for opens nothing: only the passphrase does.
 func TestTokenIsNoPassphrase(t *testing.T) {
 	l, lower, _ := made(t)
-	const key = "csi-node-test:token"
-	id, err := unix.AddKey("user", key, []byte("in the keyring"), unix.KEY_SPEC_SESSION_KEYRING)
+	key := fmt.Sprintf("csi-node-test:token:%d", os.Getpid())
+	// The user's, if there is no session: to name that would make one, which only this thread has.
+	ring, err := unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, false)
 	require.NoError(t, err)
-	defer unix.KeyctlInt(unix.KEYCTL_UNLINK, id, unix.KEY_SPEC_SESSION_KEYRING, 0, 0)
+	id, err := unix.AddKey("user", key, []byte("in the keyring"), ring)
+	require.NoError(t, err)
+	defer unix.KeyctlInt(unix.KEYCTL_UNLINK, id, ring, 0, 0)
 	require.NoError(t, l.try(t.Context(), []string{"one", "in the keyring"}, append(append([]string{"luksAddKey", "--key-file", keyFile(0)}, cheap...), lower.Path, keyFile(1))...))
 	machine.Command(t, "cryptsetup", "token", "add", "--key-description", key, lower.Path)
 	require.NoError(t, l.tests(t, lower, "in the keyring"))
+	if err := l.try(t.Context(), []string{"wrong"}, "open", "--type", "luks2", "--key-file", keyFile(0), "--test-passphrase", lower.Path); err != nil {
+		t.Errorf("cryptsetup by itself does not take the token, so nothing is tested: %v", err)
+	}
 	if err := l.tests(t, lower, "wrong"); err == nil {
 		t.Error("a token opens it")
 	}
