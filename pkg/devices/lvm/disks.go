@@ -239,10 +239,13 @@ func nested(name string) bool {
 
 // isVolume is nested for one device of the lineage.
 func isVolume(name string) bool {
-	if layer, uuid := mapper.Named(name); strings.HasPrefix(uuid, uuidPrefix) || mapper.IsLayer(layer) {
+	dir := filepath.Join("/sys/class/block", name)
+	if uuid, err := rawfile.Read(filepath.Join(dir, "dm/uuid")); err == nil && strings.HasPrefix(string(uuid), uuidPrefix) {
 		return true
 	}
-	dir := filepath.Join("/sys/class/block", name)
+	if layer, err := rawfile.Read(filepath.Join(dir, "dm/name")); err == nil && mapper.IsLayer(strings.TrimSpace(string(layer))) {
+		return true
+	}
 	_, err := rawfile.Read(filepath.Join(dir, "loop/backing_file"))
 	return err == nil && showsVolume(dir) // else it is no loop device, or shows nothing
 }
