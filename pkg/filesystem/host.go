@@ -147,11 +147,10 @@ func (h *Host) Types() []string {
 // Smallest returns the bytes below which Format makes no file system of the
 // type; 0 if only mkfs knows, or if there is no such type.
 func (h *Host) Smallest(fsType string) int64 {
-	k, err := h.kind(fsType)
-	if err != nil {
-		return 0
+	if k := h.find(fsType); k != nil {
+		return k.traits().smallest
 	}
-	return k.traits().smallest
+	return 0
 }
 
 // Default returns the type to make on a device of that size if nobody names one: ext4,
@@ -165,12 +164,20 @@ func (h *Host) Default(bytes int64) string {
 	return h.kinds[0].traits().name
 }
 
-// kind returns the kind of a type; InvalidArgument when there is none.
-func (h *Host) kind(fsType string) (kind, error) {
+// find returns the kind of a type; nil: there is none.
+func (h *Host) find(fsType string) kind {
 	for _, k := range h.kinds {
 		if k.traits().name == fsType {
-			return k, nil
+			return k
 		}
+	}
+	return nil
+}
+
+// kind returns the kind of a type; InvalidArgument when there is none.
+func (h *Host) kind(fsType string) (kind, error) {
+	if k := h.find(fsType); k != nil {
+		return k, nil
 	}
 	return nil, state.Errorf(state.InvalidArgument, "file system type %q: not supported, use one of %s", fsType, strings.Join(h.Types(), ", "))
 }

@@ -171,7 +171,7 @@ func candidate(name string) (path string, fit bool) {
 	for _, holder := range holders { // such as multipath or md, which shows the same bytes
 		uuid, err := rawfile.Read(filepath.Join("/sys/class/block", holder.Name(), "dm/uuid"))
 		isVolume := err == nil && strings.HasPrefix(string(uuid), uuidPrefix)
-		if !isVolume && !leaves(name, holder.Name(), err) {
+		if !isVolume && !passes(name, holder.Name(), err) {
 			return "", false
 		}
 	}
@@ -186,11 +186,13 @@ func candidate(name string) (path string, fit bool) {
 	return path, true
 }
 
-// leaves reports whether a holder of a device is gone, or is being removed: a volume that goes
-// just now hides no disk. err is that of a read of dm/uuid, which a holder has that is of the
-// device mapper. It says EINVAL, EIO or ENODEV while such a one is removed (drivers/md/dm-sysfs.c).
-func leaves(name, holder string, err error) bool {
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+// passes reports whether a holder of a device is gone, or is just being made or removed: a moment
+// ago it held nothing, or soon does not, so it hides no disk. err is that of a read of dm/uuid,
+// which says EINVAL, EIO or ENODEV while a device of the device mapper is removed
+// (drivers/md/dm-sysfs.c). One that is made is a holder before it has that file
+// (dm_setup_md_queue in drivers/md/dm.c).
+func passes(name, holder string, err error) bool {
+	if err != nil && (!errors.Is(err, os.ErrNotExist) || strings.HasPrefix(holder, "dm-")) {
 		return true
 	}
 	_, gone := os.Lstat(filepath.Join("/sys/class/block", name, "holders", holder))
